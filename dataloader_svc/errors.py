@@ -1,0 +1,113 @@
+"""Every error the service raises on purpose, and whose fault it is.
+
+    DataloaderError
+    ├── ConfigError          the YAML or the command line: fix it; retrying is useless        exit 2
+    │   └── ConfigProblems   several of them, found in one pass
+    ├── DataError            what the user's files hold
+    │   ├── SourceError      a source can't be opened or indexed: path, format, field        exit 3
+    │   └── BadSample        one row or one medium; quarantined, the job goes on
+    ├── StateError           a state or a log that does not fit this job                     exit 4
+    ├── StoreError           the state store is corrupt, locked or lost                      exit 5
+    │   ├── StoreConflict    somebody else wrote that record: definite, nothing was written
+    │   └── NotLeader        our lease is gone: stop acting
+    ├── PeerError            another process: gone, slow, of another version. Retryable      exit 6
+    └── MeshError            the trainer's mesh does not fit the batch: named at join        exit 2
+
+The command line turns each into one line on stderr and its exit code. `rpc/status.py` is the only
+file that turns them into gRPC codes and back. An `AssertionError` is always our own mistake.
+Where an error passes through a layer that knows more of the place, the layer adds it with `add_note`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class DataloaderError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(DataloaderError):
+    """One thing that is wrong in the configuration or on the command line."""
+
+    exit_code = 2
+
+
+class ConfigProblems(ConfigError):
+    """All that is wrong in a configuration, found in one pass; `problems` holds a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class MeshError(ConfigError):
+    """The mesh of a trainer doesn't fit the configured batch or another rank's mesh."""
+
+
+class DataError(DataloaderError):
+    """What the user's files hold."""
+
+    exit_code = 3
+
+
+class SourceError(DataError):
+    """A source that can't be opened, listed or indexed."""
+
+
+class Reason(StrEnum):
+    """Why a sample is in the quarantine: stable codes, listed by `dataloader-svc quarantine`."""
+
+    UNREADABLE_SHARD = "unreadable_shard"
+    BAD_RECORD = "bad_record"  # a row or tar sample that can't be parsed
+    MISSING_FIELD = "missing_field"  # null, absent, or a member that the tar sample lacks
+    WRONG_TYPE = "wrong_type"  # a number where text is expected, ...
+    EMPTY_TEXT = "empty_text"  # empty or only white space
+    MARKER_MISMATCH = "marker_mismatch"  # more or fewer media than markers in the text
+    NOT_MEDIA = "not_media"  # bytes that no decoder knows
+    MISSING_FILE = "missing_file"
+    NO_STREAM = "no_stream"  # a video file without a video stream
+    TOO_MANY_PIXELS = "too_many_pixels"
+    BAD_SHAPE = "bad_shape"  # zero sides, absurd aspect
+    TRUNCATED = "truncated"
+    DECODE_FAILED = "decode_failed"
+    TOO_LONG = "too_long"  # the source's `too_long: drop` rule
+    BAD_MESSAGES = "bad_messages"  # chat messages that the template refuses
+    MAP_FAILED = "map_failed"  # a user's function raised
+
+
+class BadSample(DataError):
+    """One row, or one medium of it, that can't be used: it is quarantined with `reason` and `detail`."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+        self.reason = reason
+        self.detail = detail
+
+
+class StateError(DataloaderError):
+    """A state or plan log that does not fit this job or its data."""
+
+    exit_code = 4
+
+
+class StoreError(DataloaderError):
+    """The state store can't be opened, read or written."""
+
+    exit_code = 5
+
+
+class StoreConflict(StoreError):
+    """The record exists with another content, or is not the next one. Nothing was written."""
+
+
+class NotLeader(StoreError):
+    """The fencing token is stale: another process leads now."""
+
+
+class PeerError(DataloaderError):
+    """Another process of the job is gone, too slow, or speaks another protocol version."""
+
+    exit_code = 6
