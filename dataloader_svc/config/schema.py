@@ -1,0 +1,381 @@
+"""The YAML of a job as frozen models: the one place where defaults live.
+
+Knows nothing of files (`load.py` reads them) nor of what the values do. Field descriptions are the
+reference that `docs/configuration.md` is generated from, so they are written for the person who
+configures. A default that was measured or taken from somewhere says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from dataloader_svc.registry import nearest
+
+_SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def parse_size(value: object) -> object:
+    """`"64MiB"` -> 67108864; numbers pass through. Raises ValueError with the allowed units."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
+    if match is None or match[2].lower() not in _SIZES:
+        raise ValueError("expected a size such as 512MiB or 4GiB (KiB, MiB, GiB, KB, MB, GB)")
+    return int(float(match[1]) * _SIZES[match[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+
+
+class Model(BaseModel):
+    """Frozen, and an unknown field is an error: a typing mistake must not become a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class GlobalBatch(Model):
+    """What one optimiser step consumes, over all ranks."""
+
+    sequences: int | None = Field(
+        default=None, gt=0, description="Packed sequences in one optimiser step, over all ranks."
+    )
+    tokens: int | None = Field(
+        default=None, gt=0, description="The same in tokens: a multiple of sequence_length."
+    )
+    per_microbatch: int = Field(
+        default=1, gt=0, description="Sequences in one microbatch of one rank: what one forward pass sees."
+    )
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> GlobalBatch:
+        if (self.sequences is None) == (self.tokens is None):
+            raise ValueError("give exactly one of sequences and tokens")
+        return self
+
+
+class VideoFields(Model):
+    """Where a row's video is, and how its frames are chosen."""
+
+    field: str = Field(description="Column, JSON key or tar extension that holds the video or its path.")
+    fps: float | None = Field(default=None, gt=0, description="Frames a second to take.")
+    frames: int | None = Field(default=None, gt=0, description="A fixed number of evenly spaced frames.")
+    max_frames: int = Field(default=32, gt=0, description="Upper limit of frames a clip.")
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> VideoFields:
+        if self.fps is not None and self.frames is not None:
+            raise ValueError("give either fps or frames, not both")
+        return self
+
+
+class Shuffle(Model):
+    """How far apart neighbours of a file end up."""
+
+    block: Bytes = Field(
+        default=16 * 2**20,
+        description="Bytes of a block: extents drawn from anywhere in the source are joined until this "
+        "size, and their samples shuffled together. Larger mixes better and holds more memory.",
+    )
+
+
+class Source(Model):
+    """One named dataset of the mixture."""
+
+    format: str = Field(description="A registered format: parquet, webdataset, jsonl.")
+    path: str | list[str] = Field(
+        description="File, glob or brace pattern ({0000..0031}), or a list of them. Relative to this file."
+    )
+    text: str | None = Field(default=None, description="Field with the text.")
+    messages: str | None = Field(
+        default=None, description="Field with chat messages: a list of {role, content}."
+    )
+    image: str | list[str] | None = Field(
+        default=None,
+        description="Field with a picture, a list of pictures, or a path. A list of fields: the first that a "
+        "row has (in a tar, the extensions that may hold the picture).",
+    )
+    video: VideoFields | None = Field(default=None, description="Field with a video.")
+    media_root: str | None = Field(
+        default=None, description="Folder that media paths in the rows are relative to. Default: the shard's."
+    )
+    shuffle: Shuffle | Literal[False] = Field(
+        default_factory=Shuffle, description="`false` keeps the order of the files."
+    )
+    too_long: Literal["split", "truncate", "drop", "error"] = Field(
+        default="split",
+        description="What becomes of a document longer than sequence_length. A cut never runs through a "
+        "picture's tokens; a picture longer than the sequence is dropped with its document.",
+    )
+    max_bad_fraction: float = Field(
+        default=0.05, ge=0, le=1, description="Share of bad samples above which the job stops."
+    )
+    max_bad_minimum: int = Field(
+        default=20, gt=0, description="Bad samples that must have been seen before the share is judged."
+    )
+    chat_template: str | None = Field(
+        default=None, description="Jinja file for `messages`; default: the tokenizer's own."
+    )
+    extent: Bytes = Field(
+        default=2**20,
+        description="Bytes that are read at once where the format leaves the choice (jsonl, tar).",
+    )
+
+    @field_validator("image")
+    @classmethod
+    def _image_list(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if value is not None and not value:
+            raise ValueError("must name at least one field")
+        return value
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Source:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("a source maps exactly one of `text` and `messages`")
+        return self
+
+    @property
+    def paths(self) -> list[str]:
+        """`path` as a list."""
+        return [self.path] if isinstance(self.path, str) else list(self.path)
+
+
+class Images(Model):
+    """The vision encoder's geometry: how a picture becomes patches and tokens (Qwen2-VL's rule)."""
+
+    patch: int = Field(default=14, gt=0, description="Side of a patch, in pixels.")
+    merge: int = Field(default=2, gt=0, description="merge x merge patches become one token.")
+    min_pixels: int = Field(default=56 * 56, gt=0, description="Smaller pictures are scaled up (Qwen2-VL).")
+    max_pixels: int = Field(
+        default=28 * 28 * 1280, gt=0, description="Larger pictures are scaled down (Qwen2-VL)."
+    )
+    max_source_pixels: int = Field(
+        default=100_000_000, gt=0, description="Pictures above this are skipped undecoded (bombs)."
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Images:
+        side = self.patch * self.merge
+        if self.max_pixels < max(self.min_pixels, side * side):
+            raise ValueError(
+                f"max_pixels {self.max_pixels} is below min_pixels {self.min_pixels} or one token's "
+                f"{side * side} pixels"
+            )
+        return self
+
+
+class MediaTokens(Model):
+    """Vocabulary entries that stand where a picture's or video's embeddings go."""
+
+    image: str | int | None = Field(default=None, description="Token (or its id) repeated for a picture.")
+    video: str | int | None = Field(default=None, description="Token (or its id) repeated for a video.")
+
+
+class Markers(Model):
+    """Strings in a text that say where a medium belongs; without them media come first."""
+
+    image: str = Field(default="<image>", min_length=1)
+    video: str = Field(default="<video>", min_length=1)
+
+
+class MixtureStep(Model):
+    """Weights from `step` on. The other keys of the entry are source names."""
+
+    step: int = Field(ge=0)
+    ramp: Literal["none", "linear"] = Field(
+        default="none", description="`linear`: move evenly from the entry before to this one's weights."
+    )
+    weights: dict[str, float]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_weights(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "weights" in data:
+            return data
+        weights = {key: value for key, value in data.items() if key not in ("step", "ramp")}
+        rest = {key: data[key] for key in ("step", "ramp") if key in data}
+        return {**rest, "weights": weights}
+
+    @field_validator("weights")
+    @classmethod
+    def _sane(cls, weights: dict[str, float]) -> dict[str, float]:
+        for name, weight in weights.items():
+            if not math.isfinite(weight) or weight < 0:
+                raise ValueError(f"weight of {name!r} is {weight}; weights are finite and not negative")
+        if not weights or sum(weights.values()) == 0:
+            raise ValueError("at least one weight must be above zero")
+        return weights
+
+
+class Mixture(Model):
+    """In which shares the sources are drawn."""
+
+    unit: Literal["tokens", "samples"] = Field(default="tokens", description="What a weight is a share of.")
+    schedule: list[MixtureStep] = Field(min_length=1, description="Weights from a step on, in order of step.")
+    exhausted: Literal["repeat", "stop", "drop"] = Field(
+        default="repeat",
+        description="repeat: the source starts its next epoch. stop: the data ends when the first source "
+        "does. drop: the others go on in their proportions; the data ends with the last.",
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Mixture:
+        steps = [entry.step for entry in self.schedule]
+        if steps[0] != 0 or any(b <= a for a, b in itertools.pairwise(steps)):
+            raise ValueError(f"schedule must begin at step 0 and rise; found steps {steps}")
+        return self
+
+
+class LlmCostConfig(Model):
+    """Predicted time of a document in the language model: linear * length + quadratic * length^2."""
+
+    model: str | None = Field(default=None, description="A preset, such as 7b.")
+    linear: float | None = Field(default=None, ge=0)
+    quadratic: float | None = Field(default=None, ge=0)
+
+
+class EncoderCostConfig(Model):
+    """Predicted time in the media encoder."""
+
+    patches: float = Field(default=1.0, ge=0, description="Cost of one patch, in the LLM cost's unit.")
+
+
+class Cost(Model):
+    """Cost models by phase; only ratios matter."""
+
+    llm: LlmCostConfig = Field(default_factory=lambda: LlmCostConfig(model="7b"))
+    encoder: EncoderCostConfig = Field(default_factory=EncoderCostConfig)
+
+
+class Strategy(Model):
+    """How documents become sequences, and sequences the work of ranks."""
+
+    pack: str = Field(default="best_fit", description="A packer of dataloader_balancers.PACKERS.")
+    cost: Cost = Field(default_factory=Cost)
+    balance: str = Field(default="lpt", description="A balancer of dataloader_balancers.BALANCERS.")
+    context_parallel: Literal["per_document", "per_sequence"] = Field(
+        default="per_document", description="What the zig-zag cut over cp ranks runs through."
+    )
+    overdraw: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Share of a step's tokens drawn beyond its capacity, so that the packer has small "
+        "pieces to fill gaps with; what does not fit waits, first in line for the next step.",
+    )
+
+
+class Mesh(Model):
+    """The trainer's axes. A default: the clients' own mesh wins."""
+
+    dp: int = Field(default=1, gt=0)
+    cp: int = Field(default=1, gt=0)
+    tp: int = Field(default=1, gt=0)
+    pp: int = Field(default=1, gt=0)
+
+
+class Loader(Model):
+    """Source loaders: processes that read, tokenize and decode."""
+
+    count: int = Field(default=2, gt=0, description="Processes.")
+    memory: Bytes = Field(default=2**30, description="Encoded samples a loader holds at most.")
+    threads: int = Field(default=2, gt=0, description="Decoding threads of each.")
+
+
+class Constructor(Model):
+    """Batch constructors: processes that build and send batches."""
+
+    count: int = Field(default=1, gt=0)
+    memory: Bytes = Field(default=2**30, description="Finished batches a constructor holds at most.")
+
+
+class Planner(Model):
+    """The planner: one process, metadata only."""
+
+    ahead: int = Field(default=4, gt=0, description="Steps planned ahead of the step asked for.")
+
+
+class Config(Model):
+    """A job."""
+
+    job: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name; also names the state file.")
+    seed: int = Field(default=0, ge=0)
+    tokenizer: str = Field(description="A tokenizers JSON file, or a folder that holds tokenizer.json.")
+    tokenizer_backend: Literal["auto", "fastokens", "tokenizers"] = Field(
+        default="auto", description="auto: fastokens where it gives the same ids as tokenizers."
+    )
+    sequence_length: int = Field(gt=1, description="Most tokens of a packed sequence.")
+    global_batch: GlobalBatch
+    sources: dict[str, Source] = Field(min_length=1)
+    mixture: Mixture
+    images: Images = Field(default_factory=Images)
+    media_tokens: MediaTokens = Field(default_factory=MediaTokens)
+    markers: Markers = Field(default_factory=Markers)
+    eos: str | int | None = Field(default=None, description="Document end token; default: the tokenizer's.")
+    bos: str | int | bool = Field(default=False, description="Document start token; true: the tokenizer's.")
+    layout: Literal["packed", "padded"] = Field(
+        default="packed", description="packed: (T,) with cu_seqlens. padded: (B, L) with attention_mask."
+    )
+    last_batch: Literal["pad", "drop"] = Field(
+        default="pad",
+        description="A last step with too few documents: filled with empty sequences, or dropped.",
+    )
+    strategy: Strategy = Field(default_factory=Strategy)
+    mesh: Mesh = Field(default_factory=Mesh)
+    engine: Literal["local"] = "local"
+    store: str = Field(default="sqlite", description="sqlite, sqlite:///path/to/file.db")
+    planner: Planner = Field(default_factory=Planner)
+    loader: Loader = Field(default_factory=Loader)
+    constructor: Constructor = Field(default_factory=Constructor)
+    index_cache: str | None = Field(
+        default=None, description="Folder for row indexes. Default: .dataloader-svc/ beside this file."
+    )
+
+    @property
+    def num_sequences(self) -> int:
+        """Packed sequences in one step, over all ranks."""
+        batch = self.global_batch
+        return batch.sequences if batch.sequences is not None else (batch.tokens or 0) // self.sequence_length
+
+    @model_validator(mode="after")
+    def _across_fields(self) -> Config:
+        tokens = self.global_batch.tokens
+        if tokens is not None and tokens % self.sequence_length:
+            raise ValueError(
+                f"global_batch.tokens {tokens} is not a multiple of sequence_length {self.sequence_length}"
+            )
+        if self.num_sequences % self.global_batch.per_microbatch:
+            raise ValueError(
+                f"global_batch.per_microbatch {self.global_batch.per_microbatch} does not divide "
+                f"{self.num_sequences} sequences"
+            )
+        for number, entry in enumerate(self.mixture.schedule):
+            for name in entry.weights:
+                if name not in self.sources:
+                    raise ValueError(
+                        f"mixture.schedule.{number}: no source is called {name!r}"
+                        f"{nearest(name, sorted(self.sources))}"
+                    )
+        for kind in ("image", "video"):
+            users = [name for name, source in self.sources.items() if getattr(source, kind) is not None]
+            if users and getattr(self.media_tokens, kind) is None:
+                raise ValueError(
+                    f"source {users[0]!r} has a {kind}: media_tokens.{kind} must name the token that "
+                    "stands in its place"
+                )
+        return self
+
+    @field_validator("sources")
+    @classmethod
+    def _names(cls, sources: dict[str, Source]) -> dict[str, Source]:
+        for name in sources:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("step", "ramp", "weights"):
+                raise ValueError(
+                    f"source name {name!r} must be letters, digits, '.', '_' or '-', "
+                    "and not step, ramp or weights"
+                )
+        return sources
