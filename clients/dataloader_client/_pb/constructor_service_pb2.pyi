@@ -1,0 +1,58 @@
+from dataloader_client._pb import common_pb2 as _common_pb2
+from dataloader_client._pb import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ReadRequest(_message.Message):
+    __slots__ = ("session", "step", "coords")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COORDS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    step: int
+    coords: _common_pb2.Coords
+    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("session", "coords")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COORDS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    coords: _common_pb2.Coords
+    def __init__(self, session: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ...) -> None: ...
+
+class ConstructorStatus(_message.Message):
+    __slots__ = ("job", "service_version", "protocol", "session", "mesh", "held_bytes", "limit_bytes", "first_step", "last_step", "trace")
+    class TraceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    service_version: str
+    protocol: int
+    session: int
+    mesh: _common_pb2.Mesh
+    held_bytes: int
+    limit_bytes: int
+    first_step: int
+    last_step: int
+    trace: _containers.ScalarMap[str, float]
+    def __init__(self, job: _Optional[str] = ..., service_version: _Optional[str] = ..., protocol: _Optional[int] = ..., session: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., trace: _Optional[_Mapping[str, float]] = ...) -> None: ...

@@ -1,0 +1,78 @@
+from dataloader_client._pb import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("source", "epoch")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    epoch: int
+    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("source", "epoch", "num_rows", "digest", "block_starts", "num_shards")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STARTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    epoch: int
+    num_rows: int
+    digest: str
+    block_starts: _containers.RepeatedScalarFieldContainer[int]
+    num_shards: int
+    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., num_rows: _Optional[int] = ..., digest: _Optional[str] = ..., block_starts: _Optional[_Iterable[int]] = ..., num_shards: _Optional[int] = ...) -> None: ...
+
+class BlockRequest(_message.Message):
+    __slots__ = ("source", "epoch", "block")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    epoch: int
+    block: int
+    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("step", "sources", "source", "epoch", "position", "block", "start", "length", "max_bytes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    source: _containers.RepeatedScalarFieldContainer[int]
+    epoch: _containers.RepeatedScalarFieldContainer[int]
+    position: _containers.RepeatedScalarFieldContainer[int]
+    block: _containers.RepeatedScalarFieldContainer[int]
+    start: _containers.RepeatedScalarFieldContainer[int]
+    length: _containers.RepeatedScalarFieldContainer[int]
+    max_bytes: int
+    def __init__(self, step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class LoaderStatus(_message.Message):
+    __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads")
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    REREADS_FIELD_NUMBER: _ClassVar[int]
+    held_bytes: int
+    limit_bytes: int
+    held_blocks: int
+    reads: int
+    rereads: int
+    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., reads: _Optional[int] = ..., rereads: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,47 @@
+"""What a trainer can meet, and whether trying again helps.
+
+    DataServiceError
+    ├── ServiceUnavailableError   nobody answers, or it stopped answering: retried until `timeout`, then this
+    ├── VersionMismatchError      client and service speak different protocols: upgrade the one named
+    ├── MeshMismatchError         the mesh does not fit the batch, or another rank said otherwise
+    ├── StateMismatchError        the state belongs to other data; the text names the field
+    ├── SessionSupersededError    other ranks joined with another mesh or state: join again
+    ├── DataStoppedError          the service gave up (too many bad samples, a missing source): see the text
+    └── WireError                 a message that makes no sense: a bug, or not our service at all
+
+All are definite: no batch was consumed. `read(step)` may always be repeated.
+"""
+
+from __future__ import annotations
+
+
+class DataServiceError(Exception):
+    """Base of all errors that the client raises on purpose."""
+
+
+class ServiceUnavailableError(DataServiceError):
+    """Nobody answers at the address, or the service went away and did not come back in time."""
+
+
+class VersionMismatchError(DataServiceError):
+    """Client and service speak different versions of the protocol."""
+
+
+class MeshMismatchError(DataServiceError):
+    """The mesh does not fit the configured batch, or differs from what other ranks said."""
+
+
+class StateMismatchError(DataServiceError):
+    """The state to resume from belongs to other data or another configuration."""
+
+
+class SessionSupersededError(DataServiceError):
+    """Other ranks joined with another mesh or state; this rank's plans are no longer served."""
+
+
+class DataStoppedError(DataServiceError):
+    """The service stopped delivering: the text says which source or role, and why."""
+
+
+class WireError(DataServiceError):
+    """Bytes that are no frame."""
