@@ -10,7 +10,10 @@
     ├── StoreError           the state store is corrupt, locked or lost                      exit 5
     │   ├── StoreConflict    somebody else wrote that record: definite, nothing was written
     │   └── NotLeader        our lease is gone: stop acting
-    ├── PeerError            another process: gone, slow, of another version. Retryable      exit 6
+    ├── PeerError            another process is gone or slow. Retryable                      exit 6
+    │   └── Overloaded       it has no memory for this now. Retryable after a while
+    ├── VersionError         another process speaks another protocol version                 exit 6
+    ├── SessionSuperseded    ranks joined with another mesh or state: join again             exit 4
     └── MeshError            the trainer's mesh does not fit the batch: named at join        exit 2
 
 The command line turns each into one line on stderr and its exit code. `rpc/status.py` is the only
@@ -108,6 +111,22 @@ class NotLeader(StoreError):
 
 
 class PeerError(DataloaderError):
-    """Another process of the job is gone, too slow, or speaks another protocol version."""
+    """Another process of the job is gone or too slow: the call may be made again."""
 
     exit_code = 6
+
+
+class Overloaded(PeerError):
+    """A role refuses work rather than exceed its memory: the call may be made again after a while."""
+
+
+class VersionError(DataloaderError):
+    """Another process speaks another version of the protocol; the text says which is older."""
+
+    exit_code = 6
+
+
+class SessionSuperseded(DataloaderError):
+    """Ranks have joined with another mesh or state: the plans of this session are no longer made."""
+
+    exit_code = 4

@@ -1,0 +1,59 @@
+"""Our errors <-> gRPC status, both ways; the only file that translates.
+
+A status carries the error's class name in trailing metadata (`dataloader-error`), so that the other side
+raises the same class with the same text. What is not ours becomes INTERNAL and is logged where it happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from dataloader_svc import errors
+from dataloader_svc.errors import DataloaderError
+
+ERROR_KEY = "dataloader-error"
+
+_CODES: dict[type[DataloaderError], grpc.StatusCode] = {
+    errors.MeshError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.SessionSuperseded: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.VersionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.PeerError: grpc.StatusCode.UNAVAILABLE,
+    errors.NotLeader: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreError: grpc.StatusCode.DATA_LOSS,
+    errors.DataError: grpc.StatusCode.DATA_LOSS,
+}
+
+_BY_NAME: dict[str, type[DataloaderError]] = {
+    cls.__name__: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, DataloaderError)
+}
+
+RETRYABLE = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+"""Codes after which an idempotent call may simply be made again."""
+
+
+def code_of(error: DataloaderError) -> grpc.StatusCode:
+    """The status code of an error, by its nearest class in the table."""
+    for cls in type(error).__mro__:
+        if cls in _CODES:
+            return _CODES[cls]
+    return grpc.StatusCode.UNKNOWN
+
+
+def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError, peer: str) -> DataloaderError:
+    """The error that the other side raised, or a PeerError that names `peer` where it raised none of ours."""
+    metadata: Any = error.trailing_metadata() or ()  # the stubs do not know that it iterates as pairs
+    name = next((str(value) for key, value in metadata if key == ERROR_KEY), "")
+    text = error.details() or error.code().name
+    cls = _BY_NAME.get(name)
+    if cls is None or cls in (errors.ConfigProblems, errors.BadSample):
+        return errors.PeerError(f"{peer}: {error.code().name}: {text}")
+    return cls(text)

@@ -1,0 +1,111 @@
+"""Calls to other roles: one channel a peer, deadlines on everything, our errors back.
+
+Nothing is retried here: who calls knows what else can be done (another loader, a later step).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from dataloader_client import methods, wire
+from google.protobuf.message import Message
+
+from dataloader_svc.rpc.status import from_rpc
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+
+def channel_options(address: str) -> tuple[tuple[str, int], ...]:
+    """OPTIONS, and no proxy from the environment where `address` is this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return (*OPTIONS, ("grpc.enable_http_proxy", 0)) if local else OPTIONS
+
+
+class Peer:
+    """A role at an address. Use as an async context manager, or `close` it."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.address = address
+        self.name = name
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options(address))
+
+    async def call(
+        self, method: methods.Unary[Request, Response], request: Request, *, timeout_s: float
+    ) -> Response:
+        """One message there and back. Raises what the other side raised, or PeerError."""
+        stub = self._channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        try:
+            response: Response = await stub(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._who()) from None
+        return response
+
+    async def fetch(
+        self, method: methods.RawStream[Request], request: Request, *, timeout_s: float
+    ) -> wire.Frame:
+        """The frame of a raw stream."""
+        stub: Any = self._channel.unary_stream(
+            method.path, request_serializer=method.request.SerializeToString
+        )
+        decoder = wire.Decoder()
+        try:
+            async for message in stub(request, timeout=timeout_s):
+                decoder.feed(message)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._who()) from None
+        return decoder.finish()
+
+    async def stream(
+        self, method: methods.Bidirectional[Request, Response], requests: AsyncIterator[Request]
+    ) -> AsyncIterator[Response]:
+        """Messages both ways until the other side ends or fails."""
+        stub = self._channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        call: Any = stub(requests)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._who()) from None
+        finally:
+            call.cancel()
+
+    def _who(self) -> str:
+        return f"{self.name} at {self.address}"
+
+    async def close(self) -> None:
+        """End the channel and what is in flight on it."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
