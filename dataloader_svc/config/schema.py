@@ -13,6 +13,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from dataloader_svc.registry import nearest
 
@@ -343,30 +344,10 @@ class Config(Model):
 
     @model_validator(mode="after")
     def _across_fields(self) -> Config:
-        tokens = self.global_batch.tokens
-        if tokens is not None and tokens % self.sequence_length:
-            raise ValueError(
-                f"global_batch.tokens {tokens} is not a multiple of sequence_length {self.sequence_length}"
-            )
-        if self.num_sequences % self.global_batch.per_microbatch:
-            raise ValueError(
-                f"global_batch.per_microbatch {self.global_batch.per_microbatch} does not divide "
-                f"{self.num_sequences} sequences"
-            )
-        for number, entry in enumerate(self.mixture.schedule):
-            for name in entry.weights:
-                if name not in self.sources:
-                    raise ValueError(
-                        f"mixture.schedule.{number}: no source is called {name!r}"
-                        f"{nearest(name, sorted(self.sources))}"
-                    )
-        for kind in ("image", "video"):
-            users = [name for name, source in self.sources.items() if getattr(source, kind) is not None]
-            if users and getattr(self.media_tokens, kind) is None:
-                raise ValueError(
-                    f"source {users[0]!r} has a {kind}: media_tokens.{kind} must name the token that "
-                    "stands in its place"
-                )
+        problems = cross_problems(self)
+        if problems:
+            text = "; ".join(f"{'.'.join(map(str, loc))}: {message}" for loc, message in problems)
+            raise PydanticCustomError("across_fields", "{text}", {"text": text, "problems": problems})
         return self
 
     @field_validator("sources")
@@ -379,3 +360,47 @@ class Config(Model):
                     "and not step, ramp or weights"
                 )
         return sources
+
+
+Problem = tuple[tuple[str | int, ...], str]
+"""A field's place, as keys from the top, and what is wrong with it."""
+
+
+def cross_problems(config: Config) -> list[Problem]:
+    """What is wrong between fields that are each fine."""
+    problems: list[Problem] = []
+    batch = config.global_batch
+    if batch.tokens is not None and batch.tokens % config.sequence_length:
+        problems.append(
+            (
+                ("global_batch", "tokens"),
+                f"{batch.tokens} is not a multiple of sequence_length {config.sequence_length}",
+            )
+        )
+    elif config.num_sequences % batch.per_microbatch:
+        problems.append(
+            (
+                ("global_batch", "per_microbatch"),
+                f"{batch.per_microbatch} does not divide {config.num_sequences} sequences",
+            )
+        )
+    names = sorted(config.sources)
+    for number, entry in enumerate(config.mixture.schedule):
+        for name in entry.weights:
+            if name not in config.sources:
+                message = f"no source is called {name!r}; sources: {', '.join(names)}{nearest(name, names)}"
+                problems.append((("mixture", "schedule", number, name), message))
+    weighted = {name for entry in config.mixture.schedule for name, w in entry.weights.items() if w > 0}
+    for name, source in config.sources.items():
+        if name not in weighted:
+            problems.append((("sources", name), "no entry of mixture.schedule gives it a weight above zero"))
+        for kind in ("image", "video"):
+            if getattr(source, kind) is not None and getattr(config.media_tokens, kind) is None:
+                message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
+                problems.append((("media_tokens", kind), message))
+    geometry = config.images
+    smallest = max(1, -(-geometry.min_pixels // (geometry.patch * geometry.merge) ** 2))
+    if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
+        message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
+        problems.append((("sequence_length",), f"{message} (images.min_pixels {geometry.min_pixels})"))
+    return problems

@@ -1,0 +1,84 @@
+"""Which settings change what is read, and the comparison of two of them on resume.
+
+A setting belongs here when another value would give a sample of the same name (source, epoch, position)
+other content. Mesh, batch, weights, packing and memory do not. What the files hold is covered by each
+source's index digest (`sources/index.py`), so paths do not count: data may move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dataloader_svc.config.schema import Config
+
+_JOB_FIELDS = ("seed", "tokenizer", "images", "media_tokens", "markers", "eos", "bos")
+_SOURCE_FIELDS = ("format", "text", "messages", "image", "video", "shuffle", "extent", "chat_template")
+
+
+def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
+    """A short hash of each setting that changes what is read: `{"job": "a1b2-...", "source/web": "..."}`.
+
+    The hashes of one entry stand in the order of the field lists above, so that a difference can be named
+    at 5 bytes a field: under 20 KB for 300 sources. Files that settings name count by their content.
+    """
+    job = {name: getattr(config, name) for name in _JOB_FIELDS}
+    job["tokenizer"] = _file_hash(base_dir / config.tokenizer)
+    digest = {"job": _short(job[name] for name in _JOB_FIELDS)}
+    for name, source in config.sources.items():
+        values = {field: getattr(source, field) for field in _SOURCE_FIELDS}
+        if source.chat_template is not None:
+            values["chat_template"] = _file_hash(base_dir / source.chat_template)
+        digest[f"source/{name}"] = _short(values[field] for field in _SOURCE_FIELDS)
+    return digest
+
+
+def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Names of the fields that differ, as in the YAML. Added and removed sources are no difference."""
+    changed = []
+    for entry in sorted(old.keys() & new.keys()):
+        fields = _JOB_FIELDS if entry == "job" else _SOURCE_FIELDS
+        prefix = "" if entry == "job" else f"sources.{entry.removeprefix('source/')}."
+        parts = zip(fields, old[entry].split("-"), new[entry].split("-"), strict=False)
+        changed += [prefix + field for field, before, after in parts if before != after]
+    return changed
+
+
+def config_hash(config: Config, base_dir: Path) -> str:
+    """One hash over everything that changes the *plans* of a job: a log belongs to one of these.
+
+    Covers the mixture, packing and batch besides what `read_digest` covers; not mesh, memory or processes,
+    which change neither selection nor packing.
+    """
+    plan = config.model_dump(
+        mode="json",
+        include={"sequence_length", "mixture", "last_batch"},
+    )
+    plan["num_sequences"] = config.num_sequences
+    plan["pack"] = config.strategy.pack
+    plan["cost"] = config.strategy.cost.model_dump(mode="json")
+    plan["overdraw"] = config.strategy.overdraw
+    plan["too_long"] = {name: source.too_long for name, source in config.sources.items()}
+    plan["paths"] = {name: source.paths for name, source in config.sources.items()}
+    return _hash([plan, read_digest(config, base_dir)], size=16)
+
+
+def _short(values: Iterable[Any]) -> str:
+    return "-".join(_hash(value, size=2) for value in values)
+
+
+def _hash(value: Any, size: int) -> str:
+    text = json.dumps(value, sort_keys=True, default=lambda model: model.model_dump(mode="json"))
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    """Of a file's content, or of the tokenizer.json in a folder. A missing file is found by `check`."""
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not path.exists():
+        return "missing"
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()

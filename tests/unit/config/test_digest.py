@@ -1,0 +1,81 @@
+"""What changes the data that is read is told from what does not, by field name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataloader_svc.config.digest import compare, config_hash, read_digest
+from dataloader_svc.config.schema import Config
+
+
+def config(**changes: Any) -> Config:
+    base: dict[str, Any] = {
+        "job": "j",
+        "tokenizer": "t.json",
+        "sequence_length": 128,
+        "global_batch": {"sequences": 4},
+        "sources": {name: {"format": "jsonl", "path": f"{name}.jsonl", "text": "t"} for name in ("a", "b")},
+        "mixture": {"schedule": [{"step": 0, "a": 1, "b": 1}]},
+    }
+    for place, value in changes.items():
+        *parents, last = place.split("__")
+        target = base
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return Config.model_validate(base)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        ("seed", 3, "seed"),
+        ("sources__a__text", "body", "sources.a.text"),
+        ("sources__b__shuffle", False, "sources.b.shuffle"),
+        ("images__merge", 4, "images"),
+    ],
+)
+def test_changes_of_what_is_read_are_named(tmp_path: Path, place: str, value: Any, named: str) -> None:
+    before = read_digest(config(), tmp_path)
+    assert compare(before, read_digest(config(**{place: value}), tmp_path)) == [named]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("mesh", {"dp": 4}), ("global_batch", {"sequences": 8}), ("sources__a__path", "moved/a.jsonl")],
+)
+def test_other_changes_are_not(tmp_path: Path, place: str, value: Any) -> None:
+    assert compare(read_digest(config(), tmp_path), read_digest(config(**{place: value}), tmp_path)) == []
+
+
+def test_a_tokenizer_counts_by_content(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("{}")
+    before = read_digest(config(), tmp_path)
+    (tmp_path / "t.json").write_text('{"x": 1}')
+    assert compare(before, read_digest(config(), tmp_path)) == ["tokenizer"]
+
+
+def test_sources_may_come_and_go(tmp_path: Path) -> None:
+    two = read_digest(config(), tmp_path)
+    one = {key: value for key, value in two.items() if key != "source/b"}
+    assert compare(two, one) == compare(one, two) == []
+
+
+def test_300_sources_stay_small(tmp_path: Path) -> None:
+    names = [f"source-{number:03}" for number in range(306)]
+    many = config(
+        sources={name: {"format": "jsonl", "path": "p", "text": "t"} for name in names},
+        mixture={"schedule": [{"step": 0, **dict.fromkeys(names, 1.0)}]},
+    )
+    assert len(json.dumps(read_digest(many, tmp_path))) < 24_000
+
+
+def test_the_plan_hash_ignores_the_mesh_and_sees_the_weights(tmp_path: Path) -> None:
+    base = config_hash(config(), tmp_path)
+    assert config_hash(config(mesh={"dp": 4}), tmp_path) == base
+    assert config_hash(config(loader={"count": 5}), tmp_path) == base
+    assert config_hash(config(mixture={"schedule": [{"step": 0, "a": 2, "b": 1}]}), tmp_path) != base
