@@ -1,0 +1,1 @@
+"""The command line: one file a command, each with a `command` object; `app.py` gathers them."""

@@ -18,7 +18,7 @@ global_batch: {sequences: 64}
 sources:
   web:      {format: parquet,    path: data/web/*.parquet, text: content}
   captions: {format: webdataset, path: "data/cap-{0000..0031}.tar", image: jpg, text: txt}
-  clips:    {format: jsonl, path: data/clips.jsonl, video: {field: file, fps: 2, max_frames: 32}, text: caption}
+  clips: {format: jsonl, path: data/clips.jsonl, video: {field: file, fps: 2, max_frames: 32}, text: caption}
 media_tokens: {image: "<|image|>", video: "<|video|>"}
 mixture:
   unit: tokens

@@ -1,0 +1,65 @@
+# Everything a person or CI types. Each target is safe to repeat and works from a clean clone.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup run test lint types proto proto-check golden demo-data corpus bench package clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## make .venv with all that running, testing and developing needs
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "setup: needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1) (PYTHON=... names another)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+	  || { echo "setup: Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setup: installing into $(VENV) (2 GB, a minute or two)"
+	@$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	@$(BIN)/pip install -q -c constraints.txt -e '.[server,demo,dev]'
+	@touch $@
+
+run: setup demo-data ## the main job on real input: serve, train, kill, resume on other ranks, audit
+	$(BIN)/python examples/train/run_demo.py
+
+test: setup demo-data ## all tests
+	$(BIN)/python -m pytest
+
+lint: setup ## style, format and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+proto: setup ## generate clients/dataloader_client/_pb from proto/
+	$(BIN)/python proto/generate.py
+
+proto-check: setup ## is the committed generated code fresh?
+	$(BIN)/python proto/generate.py --check
+
+golden: setup ## rewrite the planner's golden traces; review the diff
+	$(BIN)/python -m pytest tests/golden --update
+
+demo-data: setup ## real pictures, clips, code and text under build/demo
+	$(BIN)/python examples/demo/make_data.py --out build/demo
+
+corpus: setup ## a larger corpus from Debian packages under build/corpus, without root
+	$(BIN)/python examples/corpus/make_corpus.py --out build/corpus
+
+bench: setup demo-data ## measure; prints ratios against a peer or a bound
+	$(BIN)/python -m pytest tests/bench -m bench -s
+
+package: setup ## build a wheel and import it in empty environments
+	$(BIN)/python .ci/check_wheel.py
+
+clean: ## remove what was built; keeps .venv
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""The command group. A command's module is imported when it is used: `--help` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import click
+
+from dataloader_svc import __version__
+
+COMMANDS: dict[str, str] = {
+    "serve": "Start the service and print its address.",
+    "check": "Open every source, map every field, estimate tokens; all problems at once.",
+    "preview": "See packed sequences: documents, text, pictures.",
+    "explain": "Which rows of which shards a step and rank get, and why there.",
+    "bench": "Batches, tokens and bytes a second, and who waited for whom.",
+    "audit": "Run steps on several meshes in real processes and prove the contracts.",
+    "quarantine": "Samples that were skipped, with their reasons.",
+}
+
+
+class LazyGroup(click.Group):
+    """Lists COMMANDS without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"dataloader_svc.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dataloader-svc")
+@click.option("--debug", is_flag=True, help="Show tracebacks and debug logs.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what the service does.")
+def app(*, debug: bool, verbose: bool) -> None:
+    """Multimodal data loading as a service.
+
+    \b
+    dataloader-svc check mixture.yaml       is everything there, and what is in it?
+    dataloader-svc serve mixture.yaml       run it; trainers connect to the printed address
+    """  # noqa: D301 - \b is click's mark for text that must not be re-wrapped
+    level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
