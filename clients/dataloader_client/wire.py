@@ -123,7 +123,10 @@ class Decoder:
         if self._filled != len(self._buffer):
             raise WireError(f"stream ended after {self._filled} of {len(self._buffer)} payload bytes")
         arrays = {info.name: _view(self._buffer, info) for info in self._header.tensors}
-        meta = json.loads(self._header.meta_json) if self._header.meta_json else {}
+        try:
+            meta = json.loads(self._header.meta_json or "{}")
+        except ValueError as error:
+            raise WireError(f"meta_json is not JSON: {error}") from None
         if not isinstance(meta, dict):
             raise WireError("meta_json is not an object")
         return Frame(arrays, meta)
