@@ -1,0 +1,1 @@
+"""What the service says of itself, and proofs from what it delivered. Decides nothing."""
