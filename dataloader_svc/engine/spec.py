@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dataloader_svc.config.load import LoadedConfig
@@ -35,8 +35,13 @@ class JobSpec:
 
     def write(self) -> Path:
         """Write `run_dir/job.json` for the roles and return its path."""
-        values = {name: str(value) for name, value in asdict(self).items() if name != "config"}
-        values["config"] = self.config.model_dump(mode="json")
+        values = {
+            "config": self.config.model_dump(mode="json"),
+            "base_dir": str(self.base_dir),
+            "store": self.store,
+            "run_dir": str(self.run_dir),
+            "address": self.address,
+        }
         path = self.run_dir / "job.json"
         path.write_text(json.dumps(values))
         return path
