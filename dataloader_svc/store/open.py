@@ -1,0 +1,30 @@
+"""The `store:` of a configuration -> an open store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataloader_svc.clock import Clock, SystemClock
+from dataloader_svc.errors import ConfigError
+from dataloader_svc.store.base import STORES, Store
+
+
+def open_store(url: str, base_dir: Path, *, clock: Clock | None = None) -> Store:
+    """Open, and create where it does not exist, the store that `url` names.
+
+    `sqlite` is `base_dir/state.db`; `sqlite:///name.db` is relative to `base_dir`, `sqlite:////folder/name.db`
+    absolute; `memory:` lives in this process alone. ConfigError: an unknown kind or a malformed URL.
+    StoreError: it can't be opened, with file and remedy.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme in ("redis", "rediss"):
+        raise ConfigError(
+            f"store: {url!r}: the Redis store is not available in this version; "
+            "use 'sqlite' (one host) or 'sqlite:///path/to/file.db'"
+        )
+    try:
+        opener = STORES.get(scheme)
+    except ConfigError as error:
+        error.add_note(f"in store: {url!r}")
+        raise
+    return opener(rest, base_dir, clock or SystemClock())

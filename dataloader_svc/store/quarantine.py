@@ -1,0 +1,57 @@
+"""Samples that were skipped, and why: entries under a prefix of any store.
+
+A view for people; what a step skipped also stands in its plan record, which is what `audit` counts. The key
+is the sample's name, so adding one twice (a replay, another planner) leaves one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from dataloader_svc.sample import RowRef, SampleId
+from dataloader_svc.store.base import Store
+
+PREFIX = "quarantine/"
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A skipped sample: its name, where it lies, an `errors.Reason`, and what was found."""
+
+    sample: SampleId
+    row: RowRef
+    reason: str
+    detail: str = ""
+
+
+def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
+    """Write `rows` in one transaction. Idempotent by sample; the last reason given stays."""
+    values = {_key(row.sample): _value(row) for row in rows}
+    if values:
+        store.put_many(values)
+
+
+def quarantine(store: Store, source: str | None = None) -> list[Quarantined]:
+    """All quarantined samples, or those of one source, ordered by (source, epoch, position)."""
+    prefix = PREFIX if source is None else f"{PREFIX}{quote(source, safe='')}/"
+    return [_parse(key, value) for key, value in store.items(prefix).items()]
+
+
+def _key(sample: SampleId) -> str:
+    # Numbers of fixed width, so that the order of keys is the order of samples.
+    return f"{PREFIX}{quote(sample.source, safe='')}/{sample.epoch:08d}/{sample.position:014d}"
+
+
+def _value(row: Quarantined) -> bytes:
+    return json.dumps([row.row.shard, row.row.row, str(row.reason), row.detail]).encode()
+
+
+def _parse(key: str, value: bytes) -> Quarantined:
+    source, epoch, position = key.removeprefix(PREFIX).split("/")
+    shard, row, reason, detail = json.loads(value)
+    return Quarantined(
+        SampleId(unquote(source), int(epoch), int(position)), RowRef(shard, row), reason, detail
+    )
