@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test lint types proto proto-check golden demo-data corpus bench package clean
+.PHONY: help setup run test lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,12 @@ proto: setup ## generate clients/dataloader_client/_pb from proto/
 
 proto-check: setup ## is the committed generated code fresh?
 	$(BIN)/python proto/generate.py --check
+
+docs: setup ## write the reference pages that come from the code
+	$(BIN)/python docs/generate.py
+
+docs-check: setup ## are they fresh?
+	$(BIN)/python docs/generate.py --check
 
 golden: setup ## rewrite the planner's golden traces; review the diff
 	$(BIN)/python -m pytest tests/golden --update

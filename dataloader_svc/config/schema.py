@@ -100,7 +100,7 @@ class Source(Model):
         description="Field with a picture, a list of pictures, or a path. A list of fields: the first that a "
         "row has (in a tar, the extensions that may hold the picture).",
     )
-    video: VideoFields | None = Field(default=None, description="Field with a video.")
+    video: VideoFields | None = Field(default=None, description="Field with a video, and its frames.")
     media_root: str | None = Field(
         default=None, description="Folder that media paths in the rows are relative to. Default: the shard's."
     )
@@ -179,14 +179,14 @@ class MediaTokens(Model):
 class Markers(Model):
     """Strings in a text that say where a medium belongs; without them media come first."""
 
-    image: str = Field(default="<image>", min_length=1)
-    video: str = Field(default="<video>", min_length=1)
+    image: str = Field(default="<image>", min_length=1, description="Marks a picture.")
+    video: str = Field(default="<video>", min_length=1, description="Marks a video.")
 
 
 class MixtureStep(Model):
     """Weights from `step` on. The other keys of the entry are source names."""
 
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, description="First step of these weights.")
     ramp: Literal["none", "linear"] = Field(
         default="none", description="`linear`: move evenly from the entry before to this one's weights."
     )
@@ -235,8 +235,8 @@ class LlmCostConfig(Model):
     """Predicted time of a document in the language model: linear * length + quadratic * length^2."""
 
     model: str | None = Field(default=None, description="A preset, such as 7b.")
-    linear: float | None = Field(default=None, ge=0)
-    quadratic: float | None = Field(default=None, ge=0)
+    linear: float | None = Field(default=None, ge=0, description="Instead of a preset.")
+    quadratic: float | None = Field(default=None, ge=0, description="Instead of a preset.")
 
 
 class EncoderCostConfig(Model):
@@ -256,7 +256,7 @@ class Strategy(Model):
     """How documents become sequences, and sequences the work of ranks."""
 
     pack: str = Field(default="best_fit", description="A packer of dataloader_balancers.PACKERS.")
-    cost: Cost = Field(default_factory=Cost)
+    cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(default="lpt", description="A balancer of dataloader_balancers.BALANCERS.")
     context_parallel: Literal["per_document", "per_sequence"] = Field(
         default="per_document", description="What the zig-zag cut over cp ranks runs through."
@@ -273,10 +273,10 @@ class Strategy(Model):
 class Mesh(Model):
     """The trainer's axes. A default: the clients' own mesh wins."""
 
-    dp: int = Field(default=1, gt=0)
-    cp: int = Field(default=1, gt=0)
-    tp: int = Field(default=1, gt=0)
-    pp: int = Field(default=1, gt=0)
+    dp: int = Field(default=1, gt=0, description="Data parallel: other sequences.")
+    cp: int = Field(default=1, gt=0, description="Context parallel: slices of the same sequences.")
+    tp: int = Field(default=1, gt=0, description="Tensor parallel: the same tokens.")
+    pp: int = Field(default=1, gt=0, description="Pipeline parallel: the same microbatches.")
 
 
 class Loader(Model):
@@ -290,7 +290,7 @@ class Loader(Model):
 class Constructor(Model):
     """Batch constructors: processes that build and send batches."""
 
-    count: int = Field(default=1, gt=0)
+    count: int = Field(default=1, gt=0, description="Processes.")
     memory: Bytes = Field(default=2**30, description="Finished batches a constructor holds at most.")
 
 
@@ -304,18 +304,20 @@ class Config(Model):
     """A job."""
 
     job: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name; also names the state file.")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="Every order and draw of the job follows from it.")
     tokenizer: str = Field(description="A tokenizers JSON file, or a folder that holds tokenizer.json.")
     tokenizer_backend: Literal["auto", "fastokens", "tokenizers"] = Field(
         default="auto", description="auto: fastokens where it gives the same ids as tokenizers."
     )
     sequence_length: int = Field(gt=1, description="Most tokens of a packed sequence.")
-    global_batch: GlobalBatch
-    sources: dict[str, Source] = Field(min_length=1)
-    mixture: Mixture
-    images: Images = Field(default_factory=Images)
-    media_tokens: MediaTokens = Field(default_factory=MediaTokens)
-    markers: Markers = Field(default_factory=Markers)
+    global_batch: GlobalBatch = Field(description="Size of a step.")
+    sources: dict[str, Source] = Field(min_length=1, description="Name -> source.")
+    mixture: Mixture = Field(description="Shares of the sources.")
+    images: Images = Field(default_factory=Images, description="How pictures and frames become tokens.")
+    media_tokens: MediaTokens = Field(
+        default_factory=MediaTokens, description="Vocabulary entries that stand for media."
+    )
+    markers: Markers = Field(default_factory=Markers, description="Where media go inside a text.")
     eos: str | int | None = Field(default=None, description="Document end token; default: the tokenizer's.")
     bos: str | int | bool = Field(default=False, description="Document start token; true: the tokenizer's.")
     layout: Literal["packed", "padded"] = Field(
@@ -325,13 +327,16 @@ class Config(Model):
         default="pad",
         description="A last step with too few documents: filled with empty sequences, or dropped.",
     )
-    strategy: Strategy = Field(default_factory=Strategy)
-    mesh: Mesh = Field(default_factory=Mesh)
-    engine: Literal["local"] = "local"
-    store: str = Field(default="sqlite", description="sqlite, sqlite:///path/to/file.db")
-    planner: Planner = Field(default_factory=Planner)
-    loader: Loader = Field(default_factory=Loader)
-    constructor: Constructor = Field(default_factory=Constructor)
+    strategy: Strategy = Field(default_factory=Strategy, description="Packing and balancing.")
+    mesh: Mesh = Field(default_factory=Mesh, description="The trainer's axes; the clients' own wins.")
+    engine: Literal["local"] = Field(default="local", description="Where roles run: processes here.")
+    store: str = Field(
+        default="sqlite",
+        description="State store. sqlite: .dataloader-svc/JOB.db beside this file; or sqlite:///path/to/file.db",
+    )
+    planner: Planner = Field(default_factory=Planner, description="The planner.")
+    loader: Loader = Field(default_factory=Loader, description="The source loaders.")
+    constructor: Constructor = Field(default_factory=Constructor, description="The constructors.")
     index_cache: str | None = Field(
         default=None, description="Folder for row indexes. Default: .dataloader-svc/ beside this file."
     )

@@ -63,7 +63,9 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.norm2 = nn.LayerNorm(config.hidden)
         self.mlp = nn.Sequential(
-            nn.Linear(config.hidden, 4 * config.hidden), nn.GELU(), nn.Linear(4 * config.hidden, config.hidden)
+            nn.Linear(config.hidden, 4 * config.hidden),
+            nn.GELU(),
+            nn.Linear(4 * config.hidden, config.hidden),
         )
 
     def forward(self, x: Tensor, position_ids: Tensor, bounds: list[int]) -> Tensor:

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from dataloader_client import DataServiceLoader
 from model import ModelConfig, TinyVlm
 from torch.nn.parallel import DistributedDataParallel
 
-from dataloader_client import DataServiceLoader
-
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--address", required=True, help="HOST:PORT that `dataloader-svc serve` printed")
     parser.add_argument("--steps", type=int, default=24, help="train up to this step")
     parser.add_argument("--checkpoint-at", type=int, help="save a checkpoint after this step")
@@ -99,12 +100,12 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _log(args: argparse.Namespace):  # noqa: ANN202 - a text file
+def _log(args: argparse.Namespace):
     args.out.mkdir(parents=True, exist_ok=True)
     return (args.out / f"{args.name}-rank{args.rank}.jsonl").open("w")
 
 
-def _record(log, batch) -> None:  # noqa: ANN001
+def _record(log, batch) -> None:
     """Which document pieces this rank was given: what the audit of the run is made from."""
     spans = [
         [span.source, span.epoch, span.position, span.start, span.length] for span in batch.manifest.spans()
