@@ -1,0 +1,1 @@
+"""Batch constructors: build each rank's batches from plans and samples, and hold a bounded window of them."""

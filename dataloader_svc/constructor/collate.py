@@ -1,0 +1,281 @@
+"""Sequences of a step -> one rank's microbatches as contiguous arrays, uncut.
+
+Pure. Both layouts are one algorithm: a rank's tokens are a run of *segments* (pieces of samples, padding
+documents, fillers), laid out sequence after sequence; a padded batch is the same run with every sequence
+filled up to one length and seen as rows. Fields and shapes: `dataloader_client/batch.py`. What a cp rank
+gets of it: `slice.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
+from numpy.typing import NDArray
+
+from dataloader_svc.constructor.step import KINDS, Samples, StepPlan
+
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+"""Name of a kind's patches in a batch."""
+
+_PAD_DOCUMENT = -1  # attended to: every row and every flash-attention call needs a token
+_FILLER = -2  # masked by attention_mask; only in the padded layout
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What all batches of a session have in common.
+
+    `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes.
+    """
+
+    layout: Layout
+    sequence_length: int
+    cp: int
+    pixel_width: int
+    merge: int
+
+    @property
+    def multiple(self) -> int:
+        """Sequences are padded to a multiple of this, so that a zig-zag cut gives equal halves."""
+        return 1 if self.cp == 1 else 2 * self.cp
+
+    def padded(self, tokens: int) -> int:
+        """Length of a sequence of that many tokens, with its padding."""
+        if self.layout == "padded":
+            tokens = max(tokens, self.sequence_length)
+        return -(-max(tokens, 1) // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatch:
+    """One rank's microbatch before the cp cut.
+
+    arrays      fields of `dataloader_client.batch.FIELDS`; token fields are flat (T,) in both layouts
+    cu_seqlens  int32 (D+1,) bounds of all segments; rows int64 (B+1,): bounds of sequences, in tokens
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    cu_seqlens: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    max_seqlen: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segments:
+    """Columns: piece (or _PAD_DOCUMENT, _FILLER), length, sequence inside the microbatch; and, by
+    microbatch, where its segments begin (`bounds`) and the bounds of its rows, in segments.
+    """
+
+    piece: NDArray[np.int64]
+    length: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    bounds: list[int]
+    row_bounds: list[list[int]]
+
+
+def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[Microbatch]:
+    """A dp rank's microbatches of the step, the same number on every rank. Arrays are views of one
+    allocation a field.
+    """
+    segments = _lay_out(plan, dp_rank, form)
+    ends = np.cumsum(segments.length)
+    starts = ends - segments.length
+    tokens = _token_fields(segments, samples, starts, int(ends[-1]))
+    if form.layout == "padded":
+        tokens |= _mask_fields(segments)
+    spans = _span_fields(plan, segments, starts)
+    media = {kind: _Media(number, segments, samples, starts, form) for number, kind in enumerate(KINDS)}
+    presence = samples.presence
+    out = []
+    for number, (low, high) in enumerate(zip(segments.bounds, segments.bounds[1:], strict=False)):
+        first, last = int(starts[low]), int(ends[high - 1])
+        arrays = {name: array[first:last] for name, array in tokens.items()}
+        cu_seqlens = np.append(starts[low:high], last).astype(np.int32) - np.int32(first)
+        if form.layout == "packed":
+            arrays["cu_seqlens"] = cu_seqlens
+        for kind in KINDS:
+            if presence[kind]:
+                arrays |= media[kind].between(first, last)
+        real = (spans["offset"] >= first) & (spans["offset"] < last)
+        arrays |= {f"span_{name}": column[real] for name, column in spans.items()}
+        arrays["span_offset"] -= first
+        arrays["span_offset"] = arrays["span_offset"].astype(np.int32)
+        documents = segments.piece[low:high] != _FILLER
+        out.append(
+            Microbatch(
+                arrays=arrays,
+                cu_seqlens=cu_seqlens,
+                rows=np.append(starts, ends[-1])[segments.row_bounds[number]] - first,
+                max_seqlen=int(segments.length[low:high][documents].max()),
+                num_tokens=int(arrays["span_length"].sum()),
+            )
+        )
+    return out
+
+
+def _lay_out(plan: StepPlan, dp_rank: int, form: Form) -> _Segments:
+    piece: list[int] = []
+    length: list[int] = []
+    sequence: list[int] = []
+    bounds, row_bounds = [0], []
+    offsets, lengths = plan.sequence_offsets.tolist(), plan.length.tolist()
+
+    def add(what: int, tokens: int, row: int) -> None:
+        piece.append(what)
+        length.append(tokens)
+        sequence.append(row)
+
+    for number in range(plan.num_microbatches):
+        mine = np.flatnonzero((plan.dp_rank == dp_rank) & (plan.microbatch == number)).tolist()
+        rows = [range(offsets[i], offsets[i + 1]) for i in mine] or [range(0)]
+        row_bounds.append([len(piece)])
+        for row, pieces in enumerate(rows):
+            for index in pieces:
+                add(index, lengths[index], row)
+            used = sum(lengths[index] for index in pieces)
+            if form.layout == "padded" and not used:
+                add(_PAD_DOCUMENT, 1, row)
+                used = 1
+            rest = form.padded(used) - used
+            if rest:
+                add(_FILLER if form.layout == "padded" else _PAD_DOCUMENT, rest, row)
+            row_bounds[-1].append(len(piece))
+        bounds.append(len(piece))
+    return _Segments(
+        np.array(piece, np.int64),
+        np.array(length, np.int64),
+        np.array(sequence, np.int64),
+        bounds,
+        row_bounds,
+    )
+
+
+def _token_fields(
+    segments: _Segments, samples: Samples, starts: NDArray[np.int64], total: int
+) -> dict[str, NDArray[Any]]:
+    pieces, lengths = segments.piece.tolist(), segments.length.tolist()
+    longest = max((n for p, n in zip(pieces, lengths, strict=True) if p < 0), default=0)
+    pad_ids, no_targets = np.full(longest, PAD_ID, np.int32), np.zeros(longest, np.uint8)
+    input_ids = np.empty(total, np.int64)
+    np.concatenate(
+        [samples.ids[p] if p >= 0 else pad_ids[:n] for p, n in zip(pieces, lengths, strict=True)],
+        out=input_ids,
+    )
+    targets = np.empty(total, np.uint8)
+    np.concatenate(
+        [samples.targets[p] if p >= 0 else no_targets[:n] for p, n in zip(pieces, lengths, strict=True)],
+        out=targets,
+    )
+    targets[starts] = 0  # nothing in the same document comes before a first token
+    labels = np.full(total, IGNORED_LABEL, np.int64)
+    np.copyto(labels[:-1], input_ids[1:], where=targets[1:].astype(bool))
+    loss_weight = np.zeros(total, np.float32)
+    loss_weight[:-1] = targets[1:] != 0
+    position_ids = np.arange(total, dtype=np.int64)
+    position_ids -= np.repeat(starts, segments.length)
+    return {
+        "input_ids": input_ids,
+        "labels": labels,
+        "loss_weight": loss_weight,
+        "position_ids": position_ids,
+    }
+
+
+def _mask_fields(segments: _Segments) -> dict[str, NDArray[Any]]:
+    real = segments.piece != _FILLER
+    # Number of each segment inside its row: rows begin where row_bounds say.
+    row_starts = np.array(sorted({start for row in segments.row_bounds for start in row[:-1]}), np.int64)
+    index = np.arange(len(segments.piece))
+    within = index - row_starts[np.searchsorted(row_starts, index, side="right") - 1] + 1
+    document_ids = np.where(real, within, 0).astype(np.int32)
+    return {
+        "attention_mask": np.repeat(real.astype(np.int64), segments.length),
+        "document_ids": np.repeat(document_ids, segments.length),
+    }
+
+
+def _span_fields(plan: StepPlan, segments: _Segments, starts: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    real = segments.piece >= 0
+    pieces = segments.piece[real]
+    return {
+        "source": plan.source[pieces].astype(np.int32),
+        "epoch": plan.epoch[pieces].astype(np.int32),
+        "position": plan.position[pieces],
+        "start": plan.start[pieces].astype(np.int32),
+        "length": plan.length[pieces].astype(np.int32),
+        "sequence": segments.sequence[real].astype(np.int32),
+        "offset": starts[real],
+    }
+
+
+class _Media:
+    """All media of one kind of a rank's step, in token order; `between` cuts out a microbatch's."""
+
+    def __init__(
+        self, kind: int, segments: _Segments, samples: Samples, starts: NDArray[np.int64], form: Form
+    ) -> None:
+        self._name, self._merged = KINDS[kind], form.merge**2
+        real = segments.piece >= 0
+        pieces = segments.piece[real]
+        counts = samples.media_offsets[pieces + 1] - samples.media_offsets[pieces]
+        medium = ragged(samples.media_offsets[pieces], counts)
+        token = np.repeat(starts[real], counts) + samples.media_start[medium]
+        chosen = samples.media_kind[medium] == kind
+        medium, self._token = medium[chosen], token[chosen]
+        self._grid = samples.grid_thw[medium]
+        self._patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
+        views = [samples.pixels[m] for m in medium.tolist()]
+        self._pixels = np.concatenate(views) if views else np.empty((0, form.pixel_width), np.uint8)
+        self._position = ragged(self._token, np.diff(self._patches) // self._merged)
+
+    def between(self, first: int, last: int) -> dict[str, NDArray[Any]]:
+        """The fields of the media whose tokens lie in [first, last)."""
+        low, high = np.searchsorted(self._token, (first, last)).tolist()
+        begin, end = self._patches[low], self._patches[high]
+        position = self._position[begin // self._merged : end // self._merged] - first
+        return {
+            PIXELS[self._name]: self._pixels[begin:end],
+            f"{self._name}_grid_thw": self._grid[low:high],
+            f"{self._name}_index": np.arange(len(position), dtype=np.int64),
+            f"{self._name}_position": position,
+        }
+
+
+def ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The runs starts[i], starts[i]+1, ... (counts[i] of them) one after the other."""
+    ends = np.cumsum(counts)
+    runs: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    runs += np.repeat(starts - (ends - counts), counts)
+    return runs
+
+
+def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[int, int]:
+    """(bytes while building, bytes kept) that building a step for these dp ranks takes at most.
+
+    Known before anything is fetched. With cp > 1 a picture may be wanted by every cp rank.
+    """
+    # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
+    # may add index and position, 8 each. Built from: ids 4, targets 1, twice for the masked copy.
+    per_token, per_placeholder, per_piece, fetched = 44, 16, 48, 6
+    tokens, pieces, patches = 0, 0, 0
+    sums = plan.sequence_tokens
+    total = np.concatenate(([0], np.cumsum(plan.patches)))
+    for sequence in np.flatnonzero(np.isin(plan.dp_rank, list(dp_ranks))).tolist():
+        low, high = plan.sequence_offsets[sequence : sequence + 2].tolist()
+        tokens += form.padded(int(sums[sequence]))
+        pieces += high - low + 2
+        patches += int(total[high] - total[low])
+    # An empty microbatch still has its padding.
+    tokens += plan.num_microbatches * len(dp_ranks) * form.padded(0)
+    uncut = tokens * per_token + patches * form.pixel_width + patches // form.merge**2 * per_placeholder
+    kept = tokens * per_token + pieces * per_piece + patches * form.pixel_width * form.cp
+    kept += patches // form.merge**2 * per_placeholder
+    everything = int(plan.length.sum()) * fetched + int(plan.patches.sum()) * form.pixel_width
+    return everything + (uncut if form.cp > 1 else tokens), kept
+
+
+__all__ = ["Form", "Microbatch", "bytes_needed", "collate", "ragged"]
