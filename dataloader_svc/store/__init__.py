@@ -3,7 +3,7 @@
 from dataloader_svc.store.base import STORES, Lease, Store
 from dataloader_svc.store.memory import MemoryStore
 from dataloader_svc.store.open import open_store
-from dataloader_svc.store.quarantine import Quarantined, add_quarantine, quarantine
+from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine, quarantine
 from dataloader_svc.store.sqlite import SqliteStore
 
 __all__ = [

@@ -41,7 +41,7 @@ class Lease:
 
 
 class Store(Protocol):
-    """A state store. Keys and names of logs and leases: 1 to 512 printable ASCII characters (else ValueError).
+    """A state store. Keys and names: 1 to 512 printable ASCII characters, else ValueError.
 
     `fence` is the token of a lease: the write is refused with NotLeader once that lease was taken by
     somebody else or released. An expired lease that nobody took still writes.
