@@ -1,0 +1,226 @@
+"""All shards of a source and their extents as columns: what an order is made from.
+
+Lists the files (`storage.matches`), has each indexed once by its format, in a few threads, through the cache
+(`index_cache.py`). A shard that can't be used is recorded with its reason and gives no rows; the source fails
+only where nothing is left. Knows no order and no epoch: `order.py` goes on from here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc.config.schema import Source
+from dataloader_svc.errors import SourceError
+from dataloader_svc.sources.base import SOURCES, Extent, ShardIndex, SourceFormat
+from dataloader_svc.sources.fields import fields_of
+from dataloader_svc.sources.index_cache import CorruptIndex, IndexCache
+from dataloader_svc.storage import FileStat, Match, matches, stat
+
+Progress = Callable[[int, int], None]
+"""Called with (shards done, shards in all), from the calling thread."""
+
+_THREADS = 4  # footers and scans wait for the disk; more only fight for the interpreter
+
+
+class BadShard(NamedTuple):
+    """A shard that gives no rows, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtentColumns:
+    """The extents of a source, in file order.
+
+    shard       int32 (E,)  index into `SourceIndex.paths`
+    first_row   int64 (E,)  row of the shard that the extent begins with
+    num_rows    int64 (E,)
+    offset, length, extra   int64 (E,)  the format's own
+    num_bytes   int64 (E,)  size in memory
+    """
+
+    shard: NDArray[np.int32]
+    first_row: NDArray[np.int64]
+    num_rows: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    num_bytes: NDArray[np.int64]
+    extra: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceIndex:
+    """Shards and extents of a source.
+
+    paths      shard paths as listed, in stable order; `names` the same below the pattern's folder
+    sizes      int64 (S,)  bytes
+    digest     hash of everything that an order and its rows depend on, but neither folder nor mtime: data may
+               be moved or copied. Two processes that disagree on it do not see the same data.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    names: tuple[str, ...]
+    sizes: NDArray[np.int64]
+    extents: ExtentColumns
+    digest: str
+    warnings: tuple[str, ...] = ()
+    bad_shards: tuple[BadShard, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows over all shards: the positions of an epoch."""
+        return int(self.extents.num_rows.sum())
+
+    def extent(self, number: int) -> tuple[int, Extent]:
+        """(shard, extent) of extent `number`."""
+        columns = self.extents
+        values = (getattr(columns, field)[number] for field in Extent._fields)
+        return int(columns.shard[number]), Extent(*(int(value) for value in values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What became of one shard: an index, or a reason why there is none."""
+
+    match: Match
+    size: int
+    index: ShardIndex
+    warnings: tuple[str, ...] = ()
+    bad: str | None = None
+
+
+def make_format(source: Source) -> SourceFormat:
+    """The format of a source, bound to its fields. ConfigError for an unknown name."""
+    return SOURCES.get(source.format)(fields_of(source), extent_bytes=source.extent)
+
+
+def build_index(
+    name: str,
+    source: Source,
+    base_dir: Path,
+    cache_dir: Path | None,
+    progress: Progress | None = None,
+) -> SourceIndex:
+    """Index every shard of a source, from the cache where it is fresh. Safe for several processes at once.
+
+    Raises SourceError where no file matches, no shard is usable, no row is found, or all lack a mapped field.
+    """
+    try:
+        found = matches(source.paths, base_dir)
+    except SourceError as error:
+        raise SourceError(f"source {name!r}: {error}") from error
+    maker = make_format(source)
+    cache = None if cache_dir is None else IndexCache(cache_dir, _options(source, maker))
+    shards: list[_Shard] = []
+    with ThreadPoolExecutor(max_workers=min(_THREADS, len(found)), thread_name_prefix="index") as pool:
+        for shard in pool.map(lambda match: _index_one(match, maker, cache), found):
+            shards.append(shard)
+            if progress is not None:
+                progress(len(shards), len(found))
+    _refuse_useless(name, source, shards)
+    return _assemble(name, shards)
+
+
+def _index_one(match: Match, maker: SourceFormat, cache: IndexCache | None) -> _Shard:
+    size = 0
+    try:
+        before = stat(match.path)
+        size = before.size
+        index, warnings = _cached(match.path, before, maker, cache)
+    except SourceError as error:  # never cached: a permission can be mended without touching the file
+        return _Shard(match, size, ShardIndex(()), bad=str(error))
+    return _Shard(match, size, index, tuple(warnings))
+
+
+def _cached(
+    path: str, before: FileStat, maker: SourceFormat, cache: IndexCache | None
+) -> tuple[ShardIndex, list[str]]:
+    warnings: list[str] = []
+    if cache is not None:
+        try:
+            index = cache.load(path, before)
+        except CorruptIndex as error:
+            index, warnings = None, [f"index made anew: {error}"]
+        if index is not None:
+            return index, warnings
+    index = maker.index_shard(path)
+    if stat(path) != before:
+        raise SourceError(f"{path}: changed while it was indexed; wait until it is written, then start again")
+    if cache is not None:
+        try:
+            cache.save(path, before, index)
+        except OSError as error:  # the job can run without a cache, only slower to start
+            warnings.append(f"{path}: index not cached in {cache.folder}: {error.strerror}")
+    return index, warnings
+
+
+def _options(source: Source, maker: SourceFormat) -> str:
+    """Everything besides the file that `index_shard` depends on."""
+    version = getattr(type(maker), "index_version", 1)
+    names = dict(fields_of(source).names)
+    return json.dumps([source.format, version, source.extent, names], sort_keys=True)
+
+
+def _refuse_useless(name: str, source: Source, shards: Sequence[_Shard]) -> None:
+    bad = [shard.bad for shard in shards if shard.bad is not None]
+    if len(bad) == len(shards):
+        raise SourceError(
+            f"source {name!r} ({source.format}): none of {len(shards)} shards can be used:{_listed(bad)}"
+        )
+    full = [shard.index for shard in shards if shard.index.extents]
+    if not full:
+        odd = [text for shard in shards for text in (shard.bad, *shard.index.warnings) if text]
+        raise SourceError(
+            f"source {name!r} ({source.format}): no rows in {len(shards)} shards{_listed(odd) or '.'}"
+        )
+    for role in sorted(set.intersection(*(set(index.missing) for index in full))):
+        raise SourceError(f"source {name!r} ({source.format}): {role}: no shard has {full[0].missing[role]}")
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    more = f"\n  ... and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    return "".join(f"\n  {reason}" for reason in reasons[:3]) + more
+
+
+def _assemble(name: str, shards: Sequence[_Shard]) -> SourceIndex:
+    counts = [len(shard.index.extents) for shard in shards]
+    table = np.array([extent for shard in shards for extent in shard.index.extents], np.int64)
+    column = dict(zip(Extent._fields, table.T.copy(), strict=True))
+    columns = ExtentColumns(shard=np.repeat(np.arange(len(shards), dtype=np.int32), counts), **column)
+    warnings: list[str] = []
+    for shard in shards:
+        warnings += [*shard.warnings, *shard.index.warnings]
+        warnings += [f"{shard.match.path}: {role}: no {text}" for role, text in shard.index.missing.items()]
+        warnings += [f"unusable shard: {shard.bad}"] if shard.bad is not None else []
+    return SourceIndex(
+        name=name,
+        paths=tuple(shard.match.path for shard in shards),
+        names=tuple(shard.match.name for shard in shards),
+        sizes=np.array([shard.size for shard in shards], np.int64),
+        extents=columns,
+        digest=_digest(shards, columns),
+        warnings=tuple(warnings),
+        bad_shards=tuple(BadShard(shard.match.path, shard.bad) for shard in shards if shard.bad is not None),
+    )
+
+
+def _digest(shards: Sequence[_Shard], columns: ExtentColumns) -> str:
+    listing = [[shard.match.name, shard.size, shard.index.num_rows] for shard in shards]
+    digest = hashlib.blake2b(json.dumps(listing).encode(), digest_size=16)
+    for column in (columns.num_rows, columns.num_bytes):  # an order is a function of these
+        digest.update(column.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,173 @@
+"""One source of a job: blocks of samples by name, and where each of them lies.
+
+Puts together the index, the orders of the epochs in use and the format. Knows nothing of leases, memory
+limits or tokens: `loader/read.py` goes on with what `read_block` returns. Safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc import storage
+from dataloader_svc.config.schema import Source
+from dataloader_svc.errors import BadSample, Reason, SourceError
+from dataloader_svc.sample import BlockId, RowRef
+from dataloader_svc.sources.base import Extent, Rows
+from dataloader_svc.sources.fields import fields_of
+from dataloader_svc.sources.index import Progress, build_index, make_format
+from dataloader_svc.sources.order import Order
+
+_ORDERS_KEPT = 3  # the epoch being read, the next one looked ahead to, and one that is re-read
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockSamples:
+    """The samples of a block, in order of position: index i is position `start + i`.
+
+    columns     role -> list of n values as in `sources.base.Rows`; those of bad samples mean nothing
+    bad         index -> why the sample can't be used
+    shard, row  int32 (n,), int64 (n,): where each sample lies; `ref` words it
+    """
+
+    block: BlockId
+    start: int
+    columns: dict[str, list[Any]]
+    bad: dict[int, BadSample]
+    shard: NDArray[np.int32]
+    row: NDArray[np.int64]
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def ref(self, index: int) -> RowRef:
+        """Shard path and row of sample `index` of the block."""
+        return RowRef(self.paths[self.shard[index]], int(self.row[index]))
+
+
+class SourceReader:
+    """Reads the blocks of one source. Building it indexes the source, from the cache where it can."""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        base_dir: Path,
+        cache_dir: Path | None,
+        seed: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self.name = name
+        self.source = source
+        self.fields = fields_of(source)
+        self.index = build_index(name, source, base_dir, cache_dir, progress)
+        self._format = make_format(source)
+        self._seed = seed
+        self._block_bytes = source.shuffle.block if source.shuffle else None
+        self._media_root = None if source.media_root is None else base_dir.absolute() / source.media_root
+        self._orders: OrderedDict[int, Order] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_rows(self) -> int:
+        """Positions of an epoch."""
+        return self.index.num_rows
+
+    def order(self, epoch: int) -> Order:
+        """The order of an epoch; the last few are kept."""
+        with self._lock:
+            order = self._orders.pop(epoch, None)
+            if order is None:
+                order = Order(
+                    self.index.extents.num_rows,
+                    self.index.extents.num_bytes,
+                    seed=self._seed,
+                    source=self.name,
+                    epoch=epoch,
+                    block_bytes=self._block_bytes,
+                )
+            self._orders[epoch] = order
+            while len(self._orders) > _ORDERS_KEPT:
+                self._orders.popitem(last=False)
+            return order
+
+    def locate_row(self, epoch: int, position: int) -> RowRef:
+        """Where the sample of a position lies. Costs the arithmetic of one block, no I/O."""
+        order = self.order(epoch)
+        block, offset = order.locate(position)
+        rows = order.block(block)
+        shard, extent = self.index.extent(int(rows.extents[rows.extent_index[offset]]))
+        return RowRef(self.index.paths[shard], extent.first_row + int(rows.row[offset]))
+
+    def read_block(self, block: BlockId) -> BlockSamples:
+        """Read all samples of a block. Never raises for what the files hold: such samples are in `bad`."""
+        order = self.order(block.epoch)
+        layout = order.block(block.block)
+        columns: dict[str, list[Any]] = {role: [] for role in self.fields}
+        bad: dict[int, BadSample] = {}  # by place in file order; turned into positions below
+        firsts: list[int] = []
+        start = 0
+        for number in layout.extents.tolist():
+            shard, extent = self.index.extent(number)
+            rows = self._read_extent(shard, extent)
+            firsts.append(start)
+            for role, values in columns.items():
+                values.extend(rows.columns[role])
+            bad.update((start + row, error) for row, error in rows.bad.items())
+            start += extent.num_rows
+        places = np.array(firsts, np.int64)[layout.extent_index] + layout.row
+        return BlockSamples(
+            block=block,
+            start=int(order.block_starts[block.block]),
+            columns={role: _take(values, places) for role, values in columns.items()},
+            bad=_bad_by_position(bad, places),
+            shard=self.index.extents.shard[layout.extents][layout.extent_index],
+            row=self.index.extents.first_row[layout.extents][layout.extent_index] + layout.row,
+            paths=self.index.paths,
+        )
+
+    def read_media(self, path: str, shard: str) -> bytes:
+        """Bytes of a media file named by a row of `shard`: below `media_root`, or else the shard's folder."""
+        root = Path(shard).parent if self._media_root is None else self._media_root
+        try:
+            where = storage.local_path(path)
+            return storage.read_all(str(root / where))
+        except (SourceError, ValueError) as error:  # ValueError: a NUL in the name
+            raise BadSample(Reason.MISSING_FILE, str(error)) from error
+
+    def _read_extent(self, shard: int, extent: Extent) -> Rows:
+        """Rows of an extent; where it can't be read, as many bad ones."""
+        path = self.index.paths[shard]
+        try:
+            size = storage.stat(path).size
+            if size != self.index.sizes[shard]:
+                raise SourceError(f"{path}: had {self.index.sizes[shard]} bytes when indexed, has {size} now")
+            return self._format.read(path, extent)
+        except SourceError as error:
+            reason = BadSample(Reason.UNREADABLE_SHARD, str(error))
+            empty = [None] * extent.num_rows
+            return Rows(
+                extent.num_rows,
+                dict.fromkeys(self.fields, empty),
+                dict.fromkeys(range(extent.num_rows), reason),
+            )
+
+
+def _take(values: list[Any], places: NDArray[np.int64]) -> list[Any]:
+    return [values[place] for place in places.tolist()]
+
+
+def _bad_by_position(bad: dict[int, BadSample], places: NDArray[np.int64]) -> dict[int, BadSample]:
+    """From place in file order to index in the block, ascending."""
+    if not bad:
+        return {}
+    index_of = np.empty(len(places), np.int64)
+    index_of[places] = np.arange(len(places))
+    return dict(sorted((int(index_of[place]), error) for place, error in bad.items()))

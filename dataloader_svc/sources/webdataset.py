@@ -1,0 +1,309 @@
+"""WebDataset: tar shards whose members with one key (the name up to the first dot) make a sample.
+
+Extents are byte ranges of whole samples; reading one walks the headers inside its range again, so that the
+index needs no table of members and a read is one request. Rules for what archives really hold:
+
+- the parts of a sample stand next to each other. A key that comes back later makes the shard unusable, with
+  an error that names it: half samples would look like whole ones;
+- a part that comes twice makes that one sample bad;
+- folders, links, hidden files (macOS's ._x) and names without an extension are passed over;
+- a cut shard gives its whole samples and a warning; a compressed one is refused, whatever its name.
+
+Extensions are compared in lower case. `messages` are read from a JSON member.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from dataloader_svc import storage
+from dataloader_svc.errors import BadSample, Reason, SourceError
+from dataloader_svc.sources.base import SOURCES, Extent, Fields, Rows, ShardIndex
+from dataloader_svc.sources.fields import describe_missing, messages_value, missing_field
+
+_BLOCK = tarfile.BLOCKSIZE
+_WITHOUT_DATA = (
+    tarfile.DIRTYPE,
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.FIFOTYPE,
+)
+_MAX_NAME_BYTES = 2**20  # of an extended header: a larger one is damage
+_ERRORS = "backslashreplace"  # for names that are not UTF-8: they go into messages, so they must be printable
+_Read = Callable[[int, int], bytes]
+"""(offset, length) -> bytes, fewer at the end."""
+
+
+class _Member(NamedTuple):
+    """A file in an archive: `start` is where its headers begin, `data` its bytes, `stop` the next header."""
+
+    name: str
+    start: int
+    data: int
+    size: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Consecutive members of one key."""
+
+    key: str
+    start: int
+    stop: int = 0
+    parts: dict[str, _Member] = field(default_factory=dict)  # by extension
+    twice: str | None = None  # a name that came twice
+
+    def add(self, extension: str, member: _Member) -> None:
+        if extension in self.parts:
+            self.twice = member.name
+        self.parts[extension] = member
+        self.stop = member.stop
+
+
+class _Damaged(Exception):
+    """The archive can't be followed beyond this byte."""
+
+
+@SOURCES.register("webdataset")
+class WebDataset:
+    """`offset`, `length`: byte range. `num_bytes` counts the mapped members only."""
+
+    def __init__(self, fields: Fields, *, extent_bytes: int) -> None:
+        self._names = {role: tuple(map(str.lower, names)) for role, names in fields.names.items()}
+        self._extent_bytes = extent_bytes
+
+    def index_shard(self, path: str) -> ShardIndex:
+        """Walk the headers; data is not read."""
+        size = storage.stat(path).size
+        if size == 0:
+            return ShardIndex((), (f"{path}: is an empty file",))
+        warnings: list[str] = []
+        with storage.open_local(path) as file:
+
+            def read(offset: int, length: int) -> bytes:
+                file.seek(offset)
+                return file.read(length)
+
+            try:
+                _check_is_tar(path, read(0, _BLOCK))
+                extents, extensions = self._walk(path, _members(read, 0, size), warnings)
+                if not warnings and read(max(0, size - _BLOCK), _BLOCK).strip(b"\0"):
+                    warnings.append(f"{path}: has no end mark; it may be cut")
+            except OSError as error:
+                raise SourceError(f"{path}: {error.strerror}") from error
+        if not extents:
+            return ShardIndex((), (*warnings, f"{path}: has no samples"))
+        missing = {
+            role: describe_missing(names, extensions)
+            for role, names in self._names.items()
+            if not set(names) & set(extensions)
+        }
+        return ShardIndex(tuple(extents), tuple(warnings), missing)
+
+    def read(self, path: str, extent: Extent) -> Rows:
+        """All samples of a byte range: one read, then views of it."""
+        data = storage.read_range(path, extent.offset, extent.length)
+        columns: dict[str, list[Any]] = {role: [] for role in self._names}
+        bad: dict[int, BadSample] = {}
+        row = 0
+        try:
+            for sample in _samples(_members(lambda offset, n: data[offset : offset + n], 0, len(data))):
+                try:
+                    values = self._values(sample, data)
+                except BadSample as error:
+                    bad[row] = BadSample(error.reason, f"sample {sample.key!r}: {error.detail}")
+                    values = dict.fromkeys(self._names)
+                for role, value in values.items():
+                    columns[role].append(value)
+                row += 1
+        except _Damaged as error:
+            raise SourceError(f"{path}: {error} (from byte {extent.offset} on)") from error
+        if row != extent.num_rows:
+            raise SourceError(
+                f"{path}: {extent.num_rows} samples when indexed, {row} now, at byte {extent.offset}"
+            )
+        return Rows(row, dict(columns), bad)
+
+    def _walk(
+        self, path: str, members: Iterator[_Member], warnings: list[str]
+    ) -> tuple[list[Extent], list[str]]:
+        """Extents of about `extent_bytes`, and the extensions met, in order of appearance."""
+        extents: list[Extent] = []
+        extensions: dict[str, None] = {}
+        keys: set[str] = set()
+        start, rows, num_bytes, first_row, stop = 0, 0, 0, 0, 0
+        for sample in _whole_samples(path, members, warnings):
+            if sample.key in keys:
+                raise SourceError(
+                    f"{path}: parts of sample {sample.key!r} are not next to each other; "
+                    "write the members sorted by name (tar --sort=name)"
+                )
+            keys.add(sample.key)
+            extensions.update(dict.fromkeys(sample.parts))
+            if rows and sample.stop - start > self._extent_bytes:
+                extents.append(Extent(first_row, rows, start, stop - start, max(1, num_bytes)))
+                first_row, rows, num_bytes = first_row + rows, 0, 0
+            if not rows:
+                start = sample.start
+            rows, stop = rows + 1, sample.stop
+            num_bytes += sum(part.size for part in self._mapped(sample.parts).values())
+        if rows:
+            extents.append(Extent(first_row, rows, start, stop - start, max(1, num_bytes)))
+        return extents, list(extensions)
+
+    def _mapped(self, parts: Mapping[str, _Member]) -> dict[str, _Member]:
+        """By role, the first member that can serve it."""
+        first = ((role, next((n for n in names if n in parts), None)) for role, names in self._names.items())
+        return {role: parts[name] for role, name in first if name is not None}
+
+    def _values(self, sample: _Sample, data: bytes) -> dict[str, Any]:
+        if sample.twice is not None:
+            raise BadSample(Reason.BAD_RECORD, f"member {sample.twice!r} is there twice")
+        mapped = self._mapped(sample.parts)
+        values: dict[str, Any] = {}
+        for role, names in self._names.items():
+            if role not in mapped:
+                raise missing_field(names, sample.parts)
+            member = mapped[role]
+            content = data[member.data : member.data + member.size]
+            if role == "text":
+                values[role] = _utf8(content, member.name)
+            elif not content:
+                raise BadSample(Reason.MISSING_FIELD, f"member {member.name!r} is empty")
+            elif role == "messages":
+                values[role] = messages_value(_json(content, member.name), member.name)
+            else:
+                values[role] = [content]
+        return values
+
+
+def _whole_samples(path: str, members: Iterator[_Member], warnings: list[str]) -> Iterator[_Sample]:
+    """Samples up to the end or the damage; `_samples` still holds back the one that the damage cuts."""
+    try:
+        yield from _samples(members)
+    except _Damaged as error:
+        warnings.append(f"{path}: {error}; the sample there and all after it are lost")
+
+
+def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
+    """Group consecutive members by key. The last sample comes only when the archive ends in order."""
+    sample: _Sample | None = None
+    for member in members:
+        split = _key_and_extension(member.name)
+        if split is None:
+            continue
+        key, extension = split
+        if sample is None or sample.key != key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key, member.start)
+        sample.add(extension, member)
+    if sample is not None:
+        yield sample
+
+
+def _key_and_extension(name: str) -> tuple[str, str] | None:
+    """`./a/0001.seg.png` -> ("a/0001", "seg.png"); None for hidden files and names without extension."""
+    path = PurePosixPath(name)  # takes ./ and // away
+    base, dot, extension = path.name.partition(".")
+    if not base or not dot or not extension or "__MACOSX" in path.parts:
+        return None
+    return str(path.with_name(base)), extension.lower()
+
+
+def _members(read: _Read, offset: int, size: int) -> Iterator[_Member]:
+    """Regular files of an archive from `offset` to `size`. Raises _Damaged where the headers break off.
+
+    Not tarfile.TarFile: it takes a damaged header for the end of the archive, without a word.
+    """
+    start, name, real_size = offset, None, None  # of the member, as extended headers give them
+    while offset < size:
+        block = read(offset, _BLOCK)
+        if not block.strip(b"\0"):
+            return  # the end mark
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", _ERRORS)
+        except tarfile.HeaderError as error:
+            raise _Damaged(f"no tar header at byte {offset} ({error})") from error
+        extended = info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)
+        member_size = info.size if real_size is None or extended else real_size
+        if info.type in _WITHOUT_DATA:  # a size there is a hint, or a mistake of old writers
+            member_size = 0
+        data = offset + _BLOCK
+        stop = data + -(-member_size // _BLOCK) * _BLOCK
+        if member_size < 0 or data + member_size > size:
+            raise _Damaged(
+                f"cut inside {name or info.name!r}: {member_size} bytes at {data}, file has {size}"
+            )
+        offset = stop
+        if extended:
+            if member_size > _MAX_NAME_BYTES:
+                raise _Damaged(f"extended header of {member_size} bytes at {data}")
+            if info.type == tarfile.GNUTYPE_LONGNAME:
+                name = read(data, member_size).rstrip(b"\0").decode("utf-8", _ERRORS)
+            elif info.type == tarfile.XHDTYPE:
+                name, real_size = _pax(read(data, member_size), name)
+            continue
+        if info.type == tarfile.GNUTYPE_LONGLINK:
+            continue
+        if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
+            yield _Member(name or info.name, start, data, member_size, stop)
+        start, name, real_size = stop, None, None
+
+
+def _pax(data: bytes, name: str | None) -> tuple[str | None, int | None]:
+    """Path and size of a pax header: records of "length keyword=value", a line each (POSIX.1-2001)."""
+    size = None
+    while data.strip(b"\0"):
+        digits, _, _ = data.partition(b" ")
+        if not digits.isdigit() or not len(digits) < int(digits) <= len(data):
+            raise _Damaged("broken pax header")
+        keyword, _, value = data[len(digits) + 1 : int(digits)].removesuffix(b"\n").partition(b"=")
+        if keyword == b"path":
+            name = value.decode("utf-8", _ERRORS)
+        elif keyword == b"size" and value.isdigit():
+            size = int(value)
+        data = data[int(digits) :]
+    return name, size
+
+
+def _check_is_tar(path: str, head: bytes) -> None:
+    for magic, kind in (
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh", "bzip2"),
+        (b"\xfd7z", "xz"),
+    ):
+        if head.startswith(magic):
+            raise SourceError(
+                f"{path}: is compressed ({kind}); ranges of it can't be read: decompress the shard"
+            )
+    if not head.strip(b"\0"):
+        return  # an archive without members
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", _ERRORS)
+    except tarfile.HeaderError as error:
+        raise SourceError(f"{path}: is not a tar archive ({error})") from error
+
+
+def _utf8(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadSample(Reason.BAD_RECORD, f"member {name!r} is not UTF-8 at byte {error.start}") from error
+
+
+def _json(content: bytes, name: str) -> object:
+    try:
+        value: object = json.loads(_utf8(content, name))
+    except (ValueError, RecursionError) as error:
+        raise BadSample(Reason.BAD_RECORD, f"member {name!r} is not JSON: {error}") from error
+    return value
