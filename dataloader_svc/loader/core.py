@@ -1,0 +1,154 @@
+"""Which blocks a loader holds, what goes when memory is short, and what is refused. Pure: numbers and names.
+
+A block comes in by `Wanted` (room is reserved by an estimate), `Read` (its true size) or `Failed`. It goes
+when room is needed: blocks that the planner has released first, then those not used for longest. Losing one
+costs a second read, never data, so leases don't protect a block; they only order who goes first.
+`service.py` reads, keeps the blocks' contents and calls `apply` from one thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dataloader_svc.errors import Overloaded
+from dataloader_svc.sample import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A block that isn't held is about to be read; `num_bytes` is what it may take in memory."""
+
+    block: BlockId
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """It was read and takes `num_bytes`."""
+
+    block: BlockId
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It couldn't be read."""
+
+    block: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A held block was probed (`leased`: the planner counts on it again) or fetched from."""
+
+    block: BlockId
+    leased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The planner has done with it. No error where it isn't held."""
+
+    block: BlockId
+
+
+Event = Wanted | Read | Failed | Used | Released
+
+
+@dataclass(slots=True)
+class _Held:
+    num_bytes: int
+    released: bool = False
+
+
+class BlockTable:
+    """Blocks held and being read, in bytes. Changed by `apply` alone."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.reads = 0
+        self.rereads = 0
+        self._held: dict[BlockId, _Held] = {}  # least recently used first
+        self._reading: dict[BlockId, int] = {}  # bytes reserved
+        self._lost: set[BlockId] = set()  # dropped while leased; read again or released, they leave
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the blocks held."""
+        return sum(held.num_bytes for held in self._held.values())
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks held."""
+        return len(self._held)
+
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._held
+
+    def fits(self, num_bytes: int) -> bool:
+        """Whether a `Wanted` of that size can be had now, beside the blocks being read."""
+        return sum(self._reading.values()) + num_bytes <= self.limit_bytes
+
+    def apply(self, event: Event) -> tuple[BlockId, ...]:
+        """Take an event in; the result names the blocks to drop, whose bytes no longer count.
+
+        Raises Overloaded for a `Wanted` that doesn't fit beside the blocks being read: nothing has changed.
+        """
+        match event:
+            case Wanted(block, num_bytes):
+                return self._wanted(block, num_bytes)
+            case Read(block, num_bytes):
+                del self._reading[block]
+                self._held[block] = _Held(num_bytes)
+                return self._make_room(0)
+            case Failed(block):
+                del self._reading[block]
+            case Used(block, leased):
+                held = self._held.pop(block)
+                held.released = held.released and not leased
+                self._held[block] = held  # now the last to go
+            case Released(block):
+                self._lost.discard(block)
+                if block in self._held:
+                    self._held[block].released = True
+        return ()
+
+    def _wanted(self, block: BlockId, num_bytes: int) -> tuple[BlockId, ...]:
+        assert block not in self._held, f"{block} is held already"
+        assert block not in self._reading, f"{block} is being read already"
+        if not self.fits(num_bytes):
+            busy = sum(self._reading.values())
+            raise Overloaded(
+                f"block {block} may take {num_bytes} bytes; {busy} of loader.memory {self.limit_bytes} "
+                "are taken by blocks being read"
+            )
+        dropped = self._make_room(num_bytes)
+        self._reading[block] = num_bytes
+        self.reads += 1
+        if block in self._lost:
+            self._lost.remove(block)
+            self.rereads += 1
+        return dropped
+
+    def _make_room(self, num_bytes: int) -> tuple[BlockId, ...]:
+        """Drop blocks until `num_bytes` more fit beside the reserved ones, or none is left."""
+        excess = self.held_bytes + sum(self._reading.values()) + num_bytes - self.limit_bytes
+        # Stable: within released and leased blocks the least recently used comes first.
+        order = sorted(self._held, key=lambda block: not self._held[block].released)
+        dropped = []
+        for block in order:
+            if excess <= 0:
+                break
+            held = self._held.pop(block)
+            excess -= held.num_bytes
+            dropped.append(block)
+            if not held.released:
+                self._lost.add(block)
+        return tuple(dropped)
+
+    def validate(self) -> None:
+        """What holds after every event."""
+        assert self.held_bytes + sum(self._reading.values()) <= self.limit_bytes, "memory limit"
+        assert not self._held.keys() & self._reading.keys(), "a block is held or being read"
+        assert not self._held.keys() & self._lost, "a lost block is not held"
+        assert self.rereads <= self.reads

@@ -1,0 +1,165 @@
+"""The pieces that a plan names, out of held blocks: their tokens, and their media decoded to patches.
+
+`take` copies a piece's tokens and refers to its media, so a block may be dropped as soon as its pieces are
+taken. `decode` fills one array with the patches of all media. A medium that can't be decoded leaves zeros of
+the planned shape, and its piece is marked: every shape holds, and the constructor masks the piece out.
+Knows no memory limit and no step; the frame is specified in `loader_service.proto` at FetchRequest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from dataloader_client.wire import Frame
+from numpy.typing import NDArray
+
+from dataloader_svc.errors import BadSample, Overloaded, StateError
+from dataloader_svc.loader.read import BlockReader, HeldBlock
+from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.sample import RowRef, SampleId
+from dataloader_svc.transforms.base import MEDIA_KINDS
+from dataloader_svc.transforms.vision import to_patches
+
+
+class PieceRange(NamedTuple):
+    """Tokens `start` to `start + length` of the document at `position`."""
+
+    position: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A medium of a piece, still encoded. `start`: its first placeholder in the piece; `grid`: (t, h, w)."""
+
+    kind: int
+    start: int
+    grid: tuple[int, int, int]
+    data: bytes | str
+    patches: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPiece:
+    """ids int32 (t,), targets uint8 (t,), the media whose placeholders lie in it, and where it comes from."""
+
+    ids: NDArray[np.int32]
+    targets: NDArray[np.uint8]
+    media: tuple[Medium, ...]
+    row: RowRef
+    reader: BlockReader
+    rule: SampleRule
+
+
+def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRule) -> TakenPiece:
+    """One piece of a block.
+
+    Raises StateError where the document is shorter than the piece: the files are not those that were planned.
+    """
+    index = piece.position - held.start
+    name = SampleId(held.block.source, held.block.epoch, piece.position)
+    if not 0 <= index < len(held.id_offsets) - 1:
+        raise StateError(f"{name}: not in block {held.block}; the source's files or the seed have changed")
+    first, last = int(held.id_offsets[index]), int(held.id_offsets[index + 1])
+    stop = piece.start + piece.length
+    if stop > last - first:
+        raise StateError(
+            f"{name} ({held.ref(index)}): planned tokens {piece.start} to {stop}, but the document has "
+            f"{last - first} now; the file has changed since it was planned"
+        )
+    return TakenPiece(
+        held.ids[first + piece.start : first + stop].copy(),
+        held.targets[first + piece.start : first + stop].copy(),
+        tuple(_media_inside(held, index, piece, name)),
+        held.ref(index),
+        reader,
+        rule,
+    )
+
+
+def _media_inside(held: HeldBlock, index: int, piece: PieceRange, name: SampleId) -> list[Medium]:
+    media = held.media
+    stop = piece.start + piece.length
+    inside = []
+    for i in range(int(media.offsets[index]), int(media.offsets[index + 1])):
+        start = int(media.start[i])
+        end = start + int(media.tokens[i])
+        if end <= piece.start or start >= stop:
+            continue
+        # The planner never cuts a medium: another span here means other data, not a bad sample.
+        if start < piece.start or end > stop:
+            raise StateError(
+                f"{name}: piece {piece.start}:{stop} cuts the {MEDIA_KINDS[media.kind[i]]} at {start}:{end}"
+            )
+        t, h, w = (int(n) for n in media.grid[i])
+        inside.append(Medium(int(media.kind[i]), start - piece.start, (t, h, w), media.data[i], t * h * w))
+    return inside
+
+
+def check_size(pieces: Sequence[TakenPiece], max_bytes: int) -> None:
+    """Refuse, before decoding, an answer above `max_bytes` (0: no limit). Raises Overloaded."""
+    tokens = sum(len(piece.ids) for piece in pieces)
+    pixels = sum(
+        medium.patches * 3 * piece.rule.vision.patch**2 for piece in pieces for medium in piece.media
+    )
+    size = 5 * tokens + pixels
+    if max_bytes and size > max_bytes:
+        raise Overloaded(
+            f"{len(pieces)} pieces with {tokens} tokens and {pixels} bytes of pixels take {size} bytes, "
+            f"above the {max_bytes} asked for; ask for fewer pieces at a time"
+        )
+
+
+def decode(pieces: Sequence[TakenPiece], patch: int, pool: Executor) -> Frame:
+    """The frame of FetchRequest, less the times. All media are decoded in `pool`, each into its place."""
+    media = [(number, medium) for number, piece in enumerate(pieces) for medium in piece.media]
+    ends = np.cumsum([0, *(medium.patches for _, medium in media)])
+    pixels = np.empty((int(ends[-1]), 3 * patch**2), np.uint8)
+    results = pool.map(
+        lambda task: _decode_one(pieces[task[0][0]], task[0][1], pixels[task[1] : task[2]]),
+        zip(media, ends[:-1].tolist(), ends[1:].tolist(), strict=True),
+    )
+    ok = np.ones(len(pieces), np.uint8)
+    bad: list[list[Any]] = []
+    for (number, _), problem in zip(media, results, strict=True):
+        if problem is not None and ok[number]:
+            ok[number] = 0
+            row = pieces[number].row
+            bad.append([number, row.shard, row.row, problem.reason.value, problem.detail])
+    arrays: dict[str, NDArray[Any]] = {
+        "ids": _joined([piece.ids for piece in pieces], np.int32),
+        "id_offsets": np.cumsum([0, *(len(piece.ids) for piece in pieces)], dtype=np.int64),
+        "targets": _joined([piece.targets for piece in pieces], np.uint8),
+        "media_offsets": np.cumsum([0, *(len(piece.media) for piece in pieces)], dtype=np.int32),
+        "media_kind": np.array([medium.kind for _, medium in media], np.uint8),
+        "media_start": np.array([medium.start for _, medium in media], np.int32),
+        "grid_thw": np.array([medium.grid for _, medium in media], np.int32).reshape(-1, 3),
+        "pixels": pixels,
+        "ok": ok,
+    }
+    return Frame(arrays, {"bad": bad})
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _decode_one(piece: TakenPiece, medium: Medium, out: NDArray[np.uint8]) -> BadSample | None:
+    """Patches of one medium into `out` (patches, 3*patch*patch); zeros and the reason where it can't be."""
+    vision = piece.rule.vision
+    _, height, width = medium.grid
+    try:
+        data = medium.data
+        if isinstance(data, str):
+            data = piece.reader.read_media(data, piece.row.shard)
+        frames = piece.rule.readers[medium.kind].decode(data, (height * vision.patch, width * vision.patch))
+        to_patches(frames, vision, out)
+    except BadSample as problem:
+        out[:] = 0
+        return problem
+    return None

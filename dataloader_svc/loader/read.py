@@ -1,0 +1,227 @@
+"""A block: its rows read, media probed from their headers, texts tokenized, and all of it kept as columns.
+
+What is kept (`HeldBlock`) is what a plan may name later: token ids, and media still encoded, or their paths
+where the row only names a file. The planner gets `probe_columns`: numbers, no payload. Knows no memory limit
+(`core.py`) and decodes nothing (`decode.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc.errors import BadSample
+from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
+from dataloader_svc.sources.reader import BlockSamples
+from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, MediaSizes, RowColumns
+from dataloader_svc.transforms.document import assemble
+from dataloader_svc.transforms.vision import grid, num_tokens, smart_resize
+
+_PROBES_A_TASK = 64  # a header takes 10 to 100 us, handing a task to a thread about 30
+
+
+class BlockReader(Protocol):
+    """What is needed of `sources.SourceReader`."""
+
+    def read_block(self, block: BlockId) -> BlockSamples: ...
+
+    def read_media(self, path: str, shard: str) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMedia:
+    """Media of a block's good samples, in the order of their tokens.
+
+    offsets  int32 (n+1,)  sample i has media `offsets[i]:offsets[i+1]`
+    kind     uint8 (k,)    transforms.base.IMAGE or VIDEO
+    start    int32 (k,)    first placeholder token, in the document
+    tokens   int32 (k,)    placeholders
+    grid     int32 (k, 3)  frames, patches down, patches across
+    data     k encoded media, or paths
+    """
+
+    offsets: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    start: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    grid: NDArray[np.int32]
+    data: tuple[bytes | str, ...]
+
+    @property
+    def patches(self) -> NDArray[np.int32]:
+        """int32 (k,) encoder patches of each."""
+        patches: NDArray[np.int32] = self.grid.prod(axis=1, dtype=np.int32)
+        return patches
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBlock:
+    """A block as a loader keeps it: sample i is position `start + i`; documents as in `Documents`."""
+
+    block: BlockId
+    start: int
+    ids: NDArray[np.int32]
+    id_offsets: NDArray[np.int64]
+    targets: NDArray[np.uint8]
+    media: HeldMedia
+    bad: tuple[BadRow, ...]
+    ref: Callable[[int], RowRef]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory, small change aside."""
+        arrays = self.ids.nbytes + self.targets.nbytes + 24 * len(self.id_offsets)
+        return arrays + sum(len(data) for data in self.media.data if isinstance(data, bytes))
+
+
+def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Executor) -> HeldBlock:
+    """Read, probe, tokenize. `pool` runs the probes; do not call this from one of its own threads.
+
+    Bad samples have no tokens and stand in `bad`. Raises only what is no sample's fault.
+    """
+    samples = reader.read_block(block)
+    bad = dict(samples.bad)
+    sizes, grids, data = _probe_media(reader, samples, rule, pool, bad)
+    rows = RowColumns(
+        len(samples),
+        sizes,
+        texts=samples.columns.get("text"),
+        messages=samples.columns.get("messages"),
+        bad=bad,
+    )
+    documents = assemble(rule.tokenizer, rule.document, rows)
+    return HeldBlock(
+        block=block,
+        start=samples.start,
+        ids=documents.ids,
+        id_offsets=documents.id_offsets,
+        targets=documents.targets,
+        media=_held_media(documents, sizes, grids, data),
+        bad=_bad_rows(samples, documents),
+        ref=_Refs(samples),
+    )
+
+
+def probe_columns(held: HeldBlock) -> ProbeColumns:
+    """What the planner is told of a block."""
+    media = held.media
+    patches = media.patches
+    sizes = np.array([len(data) if isinstance(data, bytes) else 0 for data in media.data], np.int64)
+    tokens = np.diff(held.id_offsets)
+    return ProbeColumns(
+        block=held.block,
+        start=held.start,
+        tokens=tokens.astype(np.int32),
+        patches=_per_sample(patches, media.offsets).astype(np.int32),
+        num_bytes=tokens * (held.ids.itemsize + held.targets.itemsize) + _per_sample(sizes, media.offsets),
+        media_offsets=media.offsets,
+        media_start=media.start,
+        media_tokens=media.tokens,
+        media_patches=patches,
+        bad=held.bad,
+    )
+
+
+def _per_sample(values: NDArray[Any], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Sums over ragged rows, of which many are empty."""
+    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return np.asarray(sums[offsets[1:]] - sums[offsets[:-1]], np.int64)
+
+
+class _Refs:
+    """Index in the block -> row, without the samples themselves."""
+
+    def __init__(self, samples: BlockSamples) -> None:
+        self._shard, self._row, self._paths = samples.shard, samples.row, samples.paths
+
+    def __call__(self, index: int) -> RowRef:
+        return RowRef(self._paths[self._shard[index]], int(self._row[index]))
+
+
+def _bad_rows(samples: BlockSamples, documents: Documents) -> tuple[BadRow, ...]:
+    return tuple(
+        BadRow(samples.start + index, samples.ref(index), problem.reason.value, problem.detail)
+        for index, problem in sorted(documents.bad.items())
+    )
+
+
+_Medium = tuple[int, int, bytes | str]
+"""Sample index, kind, data."""
+
+
+def _probe_media(
+    reader: BlockReader, samples: BlockSamples, rule: SampleRule, pool: Executor, bad: dict[int, BadSample]
+) -> tuple[MediaSizes, NDArray[np.int32], list[bytes | str]]:
+    """Sizes, grids int32 (m, 3) and data of good rows' media. A row with a bad medium is added to `bad`."""
+    if not rule.readers:
+        return MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), []
+    columns = [(kind, samples.columns[MEDIA_KINDS[kind]]) for kind in sorted(rule.readers)]
+    media: list[_Medium] = [
+        (index, kind, data)
+        for index in range(len(samples))
+        if index not in bad
+        for kind, column in columns
+        for data in column[index]
+    ]
+    chunks = [media[i : i + _PROBES_A_TASK] for i in range(0, len(media), _PROBES_A_TASK)]
+    results = pool.map(lambda chunk: [_probe_one(reader, samples, rule, medium) for medium in chunk], chunks)
+    good: list[tuple[_Medium, tuple[int, int, int]]] = []
+    for medium, result in zip(media, itertools.chain.from_iterable(results), strict=True):
+        if isinstance(result, BadSample):
+            bad.setdefault(medium[0], result)
+        else:
+            good.append((medium, result))
+    kept = [(medium, shape) for medium, shape in good if medium[0] not in bad]
+    return _sizes(len(samples), kept, rule)
+
+
+def _probe_one(
+    reader: BlockReader, samples: BlockSamples, rule: SampleRule, medium: _Medium
+) -> tuple[int, int, int] | BadSample:
+    """Grid of one medium, or what is wrong with it."""
+    index, kind, data = medium
+    try:
+        if isinstance(data, str):
+            data = reader.read_media(data, samples.ref(index).shard)
+        found = rule.readers[kind].probe(data)
+        return found.frames, *grid(*smart_resize(found.height, found.width, rule.vision), rule.vision)
+    except BadSample as problem:
+        return problem
+
+
+def _sizes(
+    num_rows: int, kept: Sequence[tuple[_Medium, tuple[int, int, int]]], rule: SampleRule
+) -> tuple[MediaSizes, NDArray[np.int32], list[bytes | str]]:
+    counts = (
+        np.bincount([medium[0] for medium, _ in kept], minlength=num_rows) if kept else np.zeros(num_rows)
+    )
+    offsets = np.zeros(num_rows + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    sizes = MediaSizes(
+        offsets,
+        np.array([medium[1] for medium, _ in kept], np.uint8),
+        np.array([num_tokens(*shape, rule.vision) for _, shape in kept], np.int32),
+    )
+    grids = np.array([shape for _, shape in kept], np.int32).reshape(-1, 3)
+    return sizes, grids, [medium[2] for medium, _ in kept]
+
+
+def _held_media(
+    documents: Documents, sizes: MediaSizes, grids: NDArray[np.int32], data: list[bytes | str]
+) -> HeldMedia:
+    index = documents.media_index
+    return HeldMedia(
+        documents.media_offsets,
+        sizes.kind[index],
+        documents.media_start,
+        sizes.tokens[index],
+        grids[index],
+        tuple(data[i] for i in index.tolist()),
+    )

@@ -1,0 +1,281 @@
+"""The loader role: serves Describe, Probe, Fetch, Release and Status, and keeps blocks within its memory.
+
+asyncio on one thread holds all state; reading and decoding run in threads. A block is read once at a time
+however many ask for it. Any loader serves any block: one that isn't held (never was, dropped, or lost with
+another loader) is read again by name. `core.py` decides what is dropped; `read.py` and `decode.py` do the
+work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataloader_client._pb import common_pb2, loader_service_pb2
+from dataloader_client.wire import Frame
+
+from dataloader_svc import faultpoint
+from dataloader_svc.clock import Clock, SystemClock
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import ConfigError, DataloaderError, SourceError, StateError
+from dataloader_svc.loader import core
+from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take
+from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
+from dataloader_svc.loader.rules import SampleRule, sample_rule
+from dataloader_svc.registry import nearest
+from dataloader_svc.rpc.convert import probe_to_frame
+from dataloader_svc.sample import BlockId
+from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.transforms.text import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+_READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in memory twice meanwhile
+
+_HELD_PER_SOURCE_BYTE = 1.5
+"""Estimate of a held block's bytes from the index's. Text: 4 + 1 bytes a token of about 4 bytes."""
+
+
+class LoaderService:
+    """Handler of LoaderService. `start` first; `stop` last. All methods belong to one event loop.
+
+    base_dir   the folder of the YAML, which its relative paths start from
+    index      number of this loader among `loader.count`; only for words
+    """
+
+    def __init__(self, config: Config, base_dir: Path, *, index: int = 0, clock: Clock | None = None) -> None:
+        self.name = f"loader-{index}"
+        self._config = config
+        self._base_dir = base_dir
+        self._clock = clock or SystemClock()
+        self._table = core.BlockTable(config.loader.memory)
+        self._blocks: dict[BlockId, HeldBlock] = {}
+        self._reading: dict[BlockId, asyncio.Task[HeldBlock]] = {}
+        self._sources: dict[str, SourceReader] = {}
+        self._opening: dict[str, asyncio.Task[SourceReader]] = {}
+        self._rules: dict[str, SampleRule] = {}
+        self._room = asyncio.Condition()
+        self._readers = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-read")
+        self._builders = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-fetch")
+        self._media = ThreadPoolExecutor(config.loader.threads, f"{self.name}-media")
+
+    async def start(self) -> None:
+        """Load the tokenizer and resolve every source's rules. Raises ConfigError."""
+        self._rules = await self._in(self._readers, self._load_rules)
+
+    def _load_rules(self) -> dict[str, SampleRule]:
+        config = self._config
+        tokenizer = Tokenizer.load(self._base_dir / config.tokenizer, config.tokenizer_backend)
+        rules = {}
+        for name in config.sources:
+            try:
+                rules[name] = sample_rule(config, name, self._base_dir, tokenizer)
+            except DataloaderError as error:
+                error.add_note(f"in source {name!r}")
+                raise
+        log.info("%s: tokenizer %s by %s", self.name, tokenizer.name, tokenizer.backend_used)
+        return rules
+
+    async def stop(self) -> None:
+        """End reads and threads. What is being decoded is finished, what is queued is not begun."""
+        tasks = [*self._reading.values(), *self._opening.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in (self._readers, self._builders, self._media):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        self._blocks.clear()
+
+    # ---- the RPCs
+
+    async def describe(
+        self, request: loader_service_pb2.DescribeRequest
+    ) -> loader_service_pb2.DescribeResponse:
+        """Size, digest and blocks of a source's epoch. Indexes the source where that hasn't been done."""
+        reader = await self._reader(request.source)
+        order = reader.order(request.epoch)
+        return loader_service_pb2.DescribeResponse(
+            source=request.source,
+            epoch=request.epoch,
+            num_rows=reader.num_rows,
+            digest=reader.index.digest,
+            block_starts=order.block_starts.tolist(),
+            num_shards=len(reader.index.paths),
+        )
+
+    async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:
+        """Probe columns of a block, which is leased by this."""
+        held = await self._block(_block_id(request), leased=True)
+        return probe_to_frame(probe_columns(held))
+
+    async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
+        """The pieces named, decoded."""
+        began = self._clock.monotonic()
+        pieces = await self._take(_asked(request))
+        check_size(pieces, request.max_bytes)
+        taken = self._clock.monotonic()
+        patch = self._config.images.patch
+        frame = await self._in(self._builders, lambda: decode(pieces, patch, self._media))
+        frame.meta["read_s"] = taken - began
+        frame.meta["decode_s"] = self._clock.monotonic() - taken
+        faultpoint.point("loader.fetched")
+        return frame
+
+    async def release(self, request: loader_service_pb2.BlockRequest) -> common_pb2.Empty:
+        """The planner has done with a block: the first to go when memory is short."""
+        self._drop(self._table.apply(core.Released(_block_id(request))))
+        return common_pb2.Empty()
+
+    async def status(self, request: common_pb2.Empty) -> loader_service_pb2.LoaderStatus:  # noqa: ARG002
+        """Memory and reads."""
+        table = self._table
+        return loader_service_pb2.LoaderStatus(
+            held_bytes=table.held_bytes,
+            limit_bytes=table.limit_bytes,
+            held_blocks=table.held_blocks,
+            reads=table.reads,
+            rereads=table.rereads,
+        )
+
+    # ---- sources and blocks
+
+    async def _reader(self, name: str) -> SourceReader:
+        """The reader of a source, opened once; a failure goes to all that wait; the next call tries anew."""
+        if name not in self._config.sources:
+            known = sorted(self._config.sources)
+            raise ConfigError(
+                f"no source is called {name!r}; sources: {', '.join(known)}{nearest(name, known)}"
+            )
+        if name in self._sources:
+            return self._sources[name]
+        return await _shared(self._opening, name, lambda: self._open(name))
+
+    async def _open(self, name: str) -> SourceReader:
+        config = self._config
+        cache = self._base_dir / (config.index_cache or ".dataloader-svc/index")
+        reader = await self._in(
+            self._readers,
+            lambda: SourceReader(name, config.sources[name], self._base_dir, cache, config.seed),
+        )
+        self._sources[name] = reader
+        return reader
+
+    async def _block(self, block: BlockId, *, leased: bool) -> HeldBlock:
+        """A block, held or read now."""
+        held = self._blocks.get(block)
+        if held is None:
+            reader = await self._reader(block.source)
+            num_blocks = reader.order(block.epoch).num_blocks
+            if block.block >= num_blocks:
+                raise StateError(
+                    f"block {block}: the source has {num_blocks} blocks now; its files have changed"
+                )
+            held = await _shared(self._reading, block, lambda: self._read(block, reader))
+        if block in self._table:  # it may have been dropped at once, being larger than the memory
+            self._drop(self._table.apply(core.Used(block, leased)))
+        return held
+
+    async def _read(self, block: BlockId, reader: SourceReader) -> HeldBlock:
+        estimate = _estimate(reader, block)
+        if estimate > self._table.limit_bytes:
+            raise SourceError(
+                f"block {block} may take {estimate} bytes, above loader.memory {self._table.limit_bytes}: "
+                "raise it, or write the source with smaller row groups"
+            )
+        async with self._room:
+            await self._room.wait_for(lambda: self._table.fits(estimate))
+            self._drop(self._table.apply(core.Wanted(block, estimate)))
+        try:
+            rule = self._rules[block.source]
+            held = await self._in(self._readers, lambda: read_block(reader, block, rule, self._media))
+        except BaseException:
+            await self._end_read(core.Failed(block))
+            raise
+        self._blocks[block] = held
+        await self._end_read(core.Read(block, held.num_bytes))
+        faultpoint.point("loader.block_read")
+        return held
+
+    async def _end_read(self, event: core.Read | core.Failed) -> None:
+        self._drop(self._table.apply(event))
+        async with self._room:
+            self._room.notify_all()
+
+    def _drop(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            del self._blocks[block]
+
+    async def _take(self, asked: dict[BlockId, list[tuple[int, PieceRange]]]) -> list[TakenPiece]:
+        """Pieces in the order asked for. Each block's are taken when it is there: none waits for another."""
+        taken: dict[int, TakenPiece] = {}
+
+        async def take_from(block: BlockId, pieces: list[tuple[int, PieceRange]]) -> None:
+            held = await self._block(block, leased=False)
+            reader = await self._reader(block.source)
+            rule = self._rules[block.source]
+            for number, piece in pieces:
+                taken[number] = take(held, piece, reader, rule)
+
+        await asyncio.gather(*(take_from(block, pieces) for block, pieces in asked.items()))
+        return [taken[number] for number in range(len(taken))]
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _block_id(request: loader_service_pb2.BlockRequest) -> BlockId:
+    return BlockId(request.source, request.epoch, request.block)
+
+
+def _asked(request: loader_service_pb2.FetchRequest) -> dict[BlockId, list[tuple[int, PieceRange]]]:
+    """Pieces with their number in the request, by block. Raises ConfigError for columns that don't fit."""
+    columns = (
+        request.source,
+        request.epoch,
+        request.block,
+        request.position,
+        request.start,
+        request.length,
+    )
+    if len({len(column) for column in columns}) != 1 or any(
+        s >= len(request.sources) for s in request.source
+    ):
+        raise ConfigError("fetch: columns of different lengths, or a source index beyond the list")
+    asked: dict[BlockId, list[tuple[int, PieceRange]]] = {}
+    for number, (source, epoch, block, *piece) in enumerate(zip(*columns, strict=True)):
+        asked.setdefault(BlockId(request.sources[source], epoch, block), []).append(
+            (number, PieceRange(*piece))
+        )
+    return asked
+
+
+def _estimate(reader: SourceReader, block: BlockId) -> int:
+    extents = reader.order(block.epoch).block(block.block).extents
+    return int(reader.index.extents.num_bytes[extents].sum() * _HELD_PER_SOURCE_BYTE)
+
+
+async def _shared(
+    tasks: dict[Key, asyncio.Task[Result]], key: Key, work: Callable[[], Coroutine[Any, Any, Result]]
+) -> Result:
+    """What `work()` returns or raises, begun once for all that ask while it runs.
+
+    Who stops waiting (a cancelled call) does not stop the work.
+    """
+    task = tasks.get(key)
+    if task is None:
+        task = tasks[key] = asyncio.create_task(work())
+        task.add_done_callback(lambda done: _finish(tasks, key, done))
+    return await asyncio.shield(task)
+
+
+def _finish(tasks: dict[Key, asyncio.Task[Result]], key: Key, done: asyncio.Task[Result]) -> None:
+    del tasks[key]
+    if not done.cancelled():
+        done.exception()  # seen: every waiter may be gone
