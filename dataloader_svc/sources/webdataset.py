@@ -15,40 +15,15 @@ Extensions are compared in lower case. `messages` are read from a JSON member.
 from __future__ import annotations
 
 import json
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from dataloader_svc import storage
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, Fields, Rows, ShardIndex
 from dataloader_svc.sources.fields import describe_missing, messages_value, missing_field
-
-_BLOCK = tarfile.BLOCKSIZE
-_WITHOUT_DATA = (
-    tarfile.DIRTYPE,
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.FIFOTYPE,
-)
-_MAX_NAME_BYTES = 2**20  # of an extended header: a larger one is damage
-_ERRORS = "backslashreplace"  # for names that are not UTF-8: they go into messages, so they must be printable
-_Read = Callable[[int, int], bytes]
-"""(offset, length) -> bytes, fewer at the end."""
-
-
-class _Member(NamedTuple):
-    """A file in an archive: `start` is where its headers begin, `data` its bytes, `stop` the next header."""
-
-    name: str
-    start: int
-    data: int
-    size: int
-    stop: int
+from dataloader_svc.sources.tar import BLOCK, Damaged, Member, check_header, members
 
 
 @dataclass(slots=True)
@@ -58,18 +33,14 @@ class _Sample:
     key: str
     start: int
     stop: int = 0
-    parts: dict[str, _Member] = field(default_factory=dict)  # by extension
+    parts: dict[str, Member] = field(default_factory=dict)  # by extension
     twice: str | None = None  # a name that came twice
 
-    def add(self, extension: str, member: _Member) -> None:
+    def add(self, extension: str, member: Member) -> None:
         if extension in self.parts:
             self.twice = member.name
         self.parts[extension] = member
         self.stop = member.stop
-
-
-class _Damaged(Exception):
-    """The archive can't be followed beyond this byte."""
 
 
 @SOURCES.register("webdataset")
@@ -93,9 +64,9 @@ class WebDataset:
                 return file.read(length)
 
             try:
-                _check_is_tar(path, read(0, _BLOCK))
-                extents, extensions = self._walk(path, _members(read, 0, size), warnings)
-                if not warnings and read(max(0, size - _BLOCK), _BLOCK).strip(b"\0"):
+                _check_is_tar(path, read(0, BLOCK))
+                extents, extensions = self._walk(path, members(read, 0, size), warnings)
+                if not warnings and read(max(0, size - BLOCK), BLOCK).strip(b"\0"):
                     warnings.append(f"{path}: has no end mark; it may be cut")
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
@@ -115,7 +86,7 @@ class WebDataset:
         bad: dict[int, BadSample] = {}
         row = 0
         try:
-            for sample in _samples(_members(lambda offset, n: data[offset : offset + n], 0, len(data))):
+            for sample in _samples(members(lambda offset, n: data[offset : offset + n], 0, len(data))):
                 try:
                     values = self._values(sample, data)
                 except BadSample as error:
@@ -124,7 +95,7 @@ class WebDataset:
                 for role, value in values.items():
                     columns[role].append(value)
                 row += 1
-        except _Damaged as error:
+        except Damaged as error:
             raise SourceError(f"{path}: {error} (from byte {extent.offset} on)") from error
         if row != extent.num_rows:
             raise SourceError(
@@ -133,14 +104,14 @@ class WebDataset:
         return Rows(row, dict(columns), bad)
 
     def _walk(
-        self, path: str, members: Iterator[_Member], warnings: list[str]
+        self, path: str, found: Iterator[Member], warnings: list[str]
     ) -> tuple[list[Extent], list[str]]:
         """Extents of about `extent_bytes`, and the extensions met, in order of appearance."""
         extents: list[Extent] = []
         extensions: dict[str, None] = {}
         keys: set[str] = set()
         start, rows, num_bytes, first_row, stop = 0, 0, 0, 0, 0
-        for sample in _whole_samples(path, members, warnings):
+        for sample in _whole_samples(path, found, warnings):
             if sample.key in keys:
                 raise SourceError(
                     f"{path}: parts of sample {sample.key!r} are not next to each other; "
@@ -159,7 +130,7 @@ class WebDataset:
             extents.append(Extent(first_row, rows, start, stop - start, max(1, num_bytes)))
         return extents, list(extensions)
 
-    def _mapped(self, parts: Mapping[str, _Member]) -> dict[str, _Member]:
+    def _mapped(self, parts: Mapping[str, Member]) -> dict[str, Member]:
         """By role, the first member that can serve it."""
         first = ((role, next((n for n in names if n in parts), None)) for role, names in self._names.items())
         return {role: parts[name] for role, name in first if name is not None}
@@ -185,18 +156,18 @@ class WebDataset:
         return values
 
 
-def _whole_samples(path: str, members: Iterator[_Member], warnings: list[str]) -> Iterator[_Sample]:
+def _whole_samples(path: str, found: Iterator[Member], warnings: list[str]) -> Iterator[_Sample]:
     """Samples up to the end or the damage; `_samples` still holds back the one that the damage cuts."""
     try:
-        yield from _samples(members)
-    except _Damaged as error:
+        yield from _samples(found)
+    except Damaged as error:
         warnings.append(f"{path}: {error}; the sample there and all after it are lost")
 
 
-def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
+def _samples(found: Iterator[Member]) -> Iterator[_Sample]:
     """Group consecutive members by key. The last sample comes only when the archive ends in order."""
     sample: _Sample | None = None
-    for member in members:
+    for member in found:
         split = _key_and_extension(member.name)
         if split is None:
             continue
@@ -212,67 +183,11 @@ def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:
     """`./a/0001.seg.png` -> ("a/0001", "seg.png"); None for hidden files and names without extension."""
-    path = PurePosixPath(name)  # takes ./ and // away
-    base, dot, extension = path.name.partition(".")
-    if not base or not dot or not extension or "__MACOSX" in path.parts:
+    folder, slash, file = name.removeprefix("./").rpartition("/")
+    base, _, extension = file.partition(".")
+    if not base or not extension or folder.partition("/")[0] == "__MACOSX":
         return None
-    return str(path.with_name(base)), extension.lower()
-
-
-def _members(read: _Read, offset: int, size: int) -> Iterator[_Member]:
-    """Regular files of an archive from `offset` to `size`. Raises _Damaged where the headers break off.
-
-    Not tarfile.TarFile: it takes a damaged header for the end of the archive, without a word.
-    """
-    start, name, real_size = offset, None, None  # of the member, as extended headers give them
-    while offset < size:
-        block = read(offset, _BLOCK)
-        if not block.strip(b"\0"):
-            return  # the end mark
-        try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", _ERRORS)
-        except tarfile.HeaderError as error:
-            raise _Damaged(f"no tar header at byte {offset} ({error})") from error
-        extended = info.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)
-        member_size = info.size if real_size is None or extended else real_size
-        if info.type in _WITHOUT_DATA:  # a size there is a hint, or a mistake of old writers
-            member_size = 0
-        data = offset + _BLOCK
-        stop = data + -(-member_size // _BLOCK) * _BLOCK
-        if member_size < 0 or data + member_size > size:
-            raise _Damaged(
-                f"cut inside {name or info.name!r}: {member_size} bytes at {data}, file has {size}"
-            )
-        offset = stop
-        if extended:
-            if member_size > _MAX_NAME_BYTES:
-                raise _Damaged(f"extended header of {member_size} bytes at {data}")
-            if info.type == tarfile.GNUTYPE_LONGNAME:
-                name = read(data, member_size).rstrip(b"\0").decode("utf-8", _ERRORS)
-            elif info.type == tarfile.XHDTYPE:
-                name, real_size = _pax(read(data, member_size), name)
-            continue
-        if info.type == tarfile.GNUTYPE_LONGLINK:
-            continue
-        if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
-            yield _Member(name or info.name, start, data, member_size, stop)
-        start, name, real_size = stop, None, None
-
-
-def _pax(data: bytes, name: str | None) -> tuple[str | None, int | None]:
-    """Path and size of a pax header: records of "length keyword=value", a line each (POSIX.1-2001)."""
-    size = None
-    while data.strip(b"\0"):
-        digits, _, _ = data.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits) <= len(data):
-            raise _Damaged("broken pax header")
-        keyword, _, value = data[len(digits) + 1 : int(digits)].removesuffix(b"\n").partition(b"=")
-        if keyword == b"path":
-            name = value.decode("utf-8", _ERRORS)
-        elif keyword == b"size" and value.isdigit():
-            size = int(value)
-        data = data[int(digits) :]
-    return name, size
+    return folder + slash + base, extension.lower()
 
 
 def _check_is_tar(path: str, head: bytes) -> None:
@@ -286,12 +201,10 @@ def _check_is_tar(path: str, head: bytes) -> None:
             raise SourceError(
                 f"{path}: is compressed ({kind}); ranges of it can't be read: decompress the shard"
             )
-    if not head.strip(b"\0"):
-        return  # an archive without members
     try:
-        tarfile.TarInfo.frombuf(head, "utf-8", _ERRORS)
-    except tarfile.HeaderError as error:
-        raise SourceError(f"{path}: is not a tar archive ({error})") from error
+        check_header(head)
+    except Damaged as error:
+        raise SourceError(f"{path}: is not a tar archive: {error}") from error
 
 
 def _utf8(content: bytes, name: str) -> str:
