@@ -96,7 +96,8 @@ def decode_jpeg(data: bytes, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
     height, width = stored_size(size_hw, header.orientation)
     try:
         # Scaled by n/8 to the smallest that is not below the target; a warning raises (strict).
-        pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+        colours = "CMYK" if header.components == 4 else "RGB"
+        pixels = simplejpeg.decode_jpeg(data, colours, min_height=height, min_width=width)
     except ValueError as error:
         message = str(error)
         if message.startswith("Premature end"):
@@ -105,7 +106,16 @@ def decode_jpeg(data: bytes, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
             # Pillow would ignore this and deliver the grey or shifted rest.
             raise BadSample(Reason.DECODE_FAILED, f"JPEG: {message}") from None
         return decode_any(data, size_hw)
+    if header.components == 4:
+        pixels = _cmyk_to_rgb(pixels)
     return upright(resize(pixels, (height, width)), header.orientation)
+
+
+def _cmyk_to_rgb(inks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(H, W, 4) as JPEG files hold it, 255 for no ink (Adobe's way; others don't exist in practice)."""
+    # The decoder's own conversion is 1 too bright.
+    product = inks[..., :3].astype(np.uint16) * inks[..., 3:]
+    return ((product + 127) // 255).astype(np.uint8)
 
 
 def decode_any(data: bytes, size_hw: tuple[int, int]) -> NDArray[np.uint8]:

@@ -23,10 +23,14 @@ _END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """Size as stored, and the EXIF orientation (1 to 8) that says how it is shown."""
+    """Size as stored, and the EXIF orientation (1 to 8) that says how it is shown.
+
+    `components` is 1 (grey), 3 (colour) or 4 (print colours).
+    """
 
     height: int
     width: int
+    components: int
     orientation: int
 
 
@@ -36,21 +40,21 @@ def read_header(data: bytes) -> JpegHeader:
     TRUNCATED where the bytes end before the first scan, or no end marker follows it. (Inside a scan
     FF is always followed by 00 or a restart marker, so FF D9 can be nothing but the end.)
     """
-    size: tuple[int, int] | None = None
+    frame: tuple[int, int, int] | None = None
     orientation = 1
     try:
         for marker, start, end in _segments(data):
             if marker in _FRAMES:
-                size = struct.unpack_from(">HH", data, start + 1)
+                frame = struct.unpack_from(">HHB", data, start + 1)
             elif marker == _APP1 and data.startswith(b"Exif\0\0", start) and orientation == 1:
                 orientation = exif.orientation(data[start:end])
             elif marker == _SCAN and data.rfind(b"\xff\xd9", end) < 0:
                 raise BadSample(Reason.TRUNCATED, f"JPEG of {len(data)} bytes has no end marker")
     except (struct.error, IndexError):
         raise BadSample(Reason.TRUNCATED, f"JPEG ends inside its header, after {len(data)} bytes") from None
-    if size is None:
+    if frame is None:
         raise BadSample(Reason.DECODE_FAILED, "JPEG has no frame header before its first scan")
-    return JpegHeader(height=size[0], width=size[1], orientation=orientation)
+    return JpegHeader(*frame, orientation=orientation)
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ class VideoSampling:
     def __post_init__(self) -> None:
         if self.fps is not None and self.frames is not None:
             raise ValueError(f"fps {self.fps} and frames {self.frames}: give one of them")
-        if min(self.fps or 1, self.frames or 1, self.max_frames) <= 0:
+        if any(value is not None and value <= 0 for value in (self.fps, self.frames, self.max_frames)):
             raise ValueError(f"all of {self} must be positive")
 
     def num_frames(self, available: int, duration_s: float) -> int:

@@ -1,9 +1,9 @@
 """Videos: a set number of evenly spaced frames, each decoded once, at exactly the size that was planned.
 
 A plain clip goes to decord, every other one to PyAV, and all to PyAV where decord isn't installed (it has
-no wheel for Arm). Both give the same frames, bit for bit (tested). "Plain" is strict, because decord
-waits for ever, without an error, for a frame that its header promises and the file doesn't hold: so the
-packets are counted before a clip is handed over. All of FFmpeg's and decord's quirks stay in this file.
+no wheel for Arm). Both give the same frames, bit for bit (tested). "Plain" is strict (`plain.py`), and
+packets are counted before a clip is handed over: for a frame that a header promises and the file doesn't
+hold, decord waits for ever without an error. All quirks of FFmpeg and decord stay in this file.
 
 One codec thread a clip: more of them buy latency with CPU; clips are decoded side by side instead.
 Which frames are taken is `sampling.py`; what becomes of them `transforms/vision.py`.
@@ -21,22 +21,25 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import av
 import numpy as np
 from av.container import InputContainer
 from av.stream import Disposition
+from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample, Reason
+from dataloader_svc.media import plain
 from dataloader_svc.media.base import MediaProbe, check_size
 from dataloader_svc.media.pixels import resize
 from dataloader_svc.media.sampling import VideoSampling, evenly_spaced
 
 Backend = Literal["auto", "decord", "pyav"]
+_Stamped = tuple[int, av.VideoFrame]  # presentation time in the stream's units, or the frame's number
 
 # FFmpeg may try these only: others (hls, concat, ...) would open further files and addresses that a
 # stranger's bytes name. Paths get the protocol spelled out for the same reason.
@@ -48,10 +51,15 @@ _OPTIONS = {
 _ISO_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
 _OTHER_CONTAINERS = (b"\x1aE\xdf\xa3", b"OggS", b"FLV", b"\x30\x26\xb2\x75", b"\0\0\x01\xba")
 
-# What decord's FFmpeg (4.1) decodes and converts exactly as today's does.
-_DECORD_CODECS = ("h264", "hevc", "mpeg4")
 _UNSPECIFIED, _BT709, _SMPTE170M = 2, 1, 6  # ITU-T H.273 matrix coefficients
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
+
+
+class _Packet(NamedTuple):
+    stamp: int | None
+    is_shown: bool
+    is_key: bool
+    is_fresh: bool  # a key packet of which decord is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +218,7 @@ def _read_index(source: bytes | str, max_source_pixels: int | None) -> _Clip:
         stream = _video_stream(container)
         check_size(stream.codec_context.height, stream.codec_context.width, max_source_pixels)
         first: av.VideoFrame | None = None
-        packets: list[tuple[int | None, bool, bool]] = []  # stamp, starts a decode, is shown
+        packets: list[_Packet] = []
         last_duration = 0
         for packet in container.demux(stream):
             if packet.size == 0 and packet.dts is None:  # the marker at the end
@@ -219,7 +227,9 @@ def _read_index(source: bytes | str, max_source_pixels: int | None) -> _Clip:
                 continue
             if packet.is_corrupt:
                 raise BadSample(Reason.TRUNCATED, f"packet {len(packets)} is cut short")
-            packets.append((packet.pts, packet.is_keyframe, not packet.is_discard))
+            is_key = packet.is_keyframe
+            is_fresh = is_key and plain.starts_afresh(stream.codec_context.name, bytes(packet))
+            packets.append(_Packet(packet.pts, not packet.is_discard, is_key, is_fresh))
             last_duration = packet.duration or last_duration
             if first is None:
                 first = next(iter(packet.decode()), None)
@@ -237,15 +247,16 @@ def _clip(
     container: InputContainer,
     stream: VideoStream,
     first: av.VideoFrame,
-    packets: list[tuple[int | None, bool, bool]],
+    packets: list[_Packet],
     last_duration: int,
 ) -> _Clip:
-    shown = [(stamp, is_key) for stamp, is_key, is_shown in packets if is_shown]
-    stamps = np.array([stamp for stamp, _ in shown if stamp is not None], np.int64)
+    shown = [packet for packet in packets if packet.is_shown]
+    is_key = np.array([packet.is_key for packet in shown], np.bool_)
+    stamps = np.array([packet.stamp for packet in shown if packet.stamp is not None], np.int64)
     stamped = 0 < len(stamps) == len(shown)
     time_base = stream.time_base or Fraction(1, 1000)
     if stamped:
-        keys = np.array([stamp for stamp, is_key in shown if is_key], np.int64)
+        keys = stamps[is_key]
     else:  # e.g. AVI: frames are counted instead
         stamps = np.arange(max(len(shown), 1))
         keys = stamps[:1]
@@ -265,9 +276,10 @@ def _clip(
         plain=(
             stamped
             and len(rising) == len(packets) == stream.frames
-            and packets[0][1]
-            and packets[0][0] == rising[0]
-            and len(set(np.diff(rising).tolist())) <= 1
+            and packets[0].is_key
+            and all(packet.is_fresh for packet in packets if packet.is_key)
+            and plain.has_constant_rate(rising)
+            and plain.has_closed_groups(stamps, is_key)
             and _is_plain_picture(container, stream, first)
         ),
     )
@@ -276,11 +288,12 @@ def _clip(
 def _is_plain_picture(container: InputContainer, stream: VideoStream, first: av.VideoFrame) -> bool:
     return (
         "mp4" in container.format.name
-        and stream.codec_context.name in _DECORD_CODECS
+        and stream.codec_context.name in plain.CODECS
         and first.format.name == "yuv420p"
         and first.colorspace in (_UNSPECIFIED, _BT709, _SMPTE170M)
         and first.color_range != _FULL_RANGE
         and first.rotation == 0
+        and not first.interlaced_frame  # its colours are converted by fields today, weren't then
         and first.height % 2 == 0
         and first.width % 2 == 0
     )
@@ -292,13 +305,14 @@ def _is_plain_picture(container: InputContainer, stream: VideoStream, first: av.
 def _by_pyav(source: bytes | str, clip: _Clip, wanted: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
     """Frames at the rising stamps `wanted`; seeks only where that skips a key frame or more."""
     converter = VideoReformatter()
+    may_seek = clip.stamped
     with _opened(source) as container:
         stream = _video_stream(container)
         frames = _stamped_frames(container, stream, clip)
         current = next(frames, None)
         for stamp in wanted.tolist():
-            if clip.stamped and current is not None and current[0] < _last_key(clip, stamp):
-                frames = _seek(container, stream, clip, stamp)
+            if may_seek and current is not None and current[0] < _last_key(clip, stamp):
+                frames, may_seek = _seek(container, stream, clip, stamp)
                 current = next(frames, None)
             while current is not None and current[0] < stamp:
                 current = next(frames, None)
@@ -310,22 +324,24 @@ def _by_pyav(source: bytes | str, clip: _Clip, wanted: NDArray[np.int64]) -> Ite
 
 def _seek(
     container: InputContainer, stream: VideoStream, clip: _Clip, stamp: int
-) -> Iterator[tuple[int, av.VideoFrame]]:
-    """Frames from a key frame on that is not after `stamp`, the nearest one where FFmpeg finds it."""
+) -> tuple[Iterator[_Stamped], bool]:
+    """Frames from a key frame on that is not after `stamp`; whether seeking can be trusted again.
+
+    If it can't, the frames are those from the clip's start, so that a clip is decoded at most twice.
+    """
     # To the frame's own stamp: that of an index entry is a decoding time, a group of pictures too early.
     container.seek(stamp, stream=stream, backward=True)
     frames = _stamped_frames(container, stream, clip)
     first = next(frames, None)
-    if first is not None and first[0] <= stamp:
-        return itertools.chain([first], frames)
-    # A frame that is stored after a key frame but shown before it: start from the beginning.
+    # Not so where the key frame is shown after the frame (open groups), and where what the container calls
+    # a key frame is only the start of a gradual refresh: the picture would be whole some frames later.
+    if first is not None and first[0] <= stamp and first[1].pict_type == PictureType.I:
+        return itertools.chain([first], frames), True
     container.seek(int(clip.stamps[0]), stream=stream, backward=True)
-    return _stamped_frames(container, stream, clip)
+    return _stamped_frames(container, stream, clip), False
 
 
-def _stamped_frames(
-    container: InputContainer, stream: VideoStream, clip: _Clip
-) -> Iterator[tuple[int, av.VideoFrame]]:
+def _stamped_frames(container: InputContainer, stream: VideoStream, clip: _Clip) -> Iterator[_Stamped]:
     for number, frame in enumerate(container.decode(stream)):
         if not clip.stamped:
             yield number, frame
