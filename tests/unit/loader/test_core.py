@@ -1,0 +1,140 @@
+"""The block table: who is dropped, what is refused, what is counted; any order of events keeps the limit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloader_svc.errors import Overloaded
+from dataloader_svc.loader.core import BlockTable, Failed, Read, Released, Used, Wanted
+from dataloader_svc.sample import BlockId
+
+
+def block(number: int) -> BlockId:
+    return BlockId("web", 0, number)
+
+
+def table_with(limit: int, *sizes: int) -> BlockTable:
+    """Blocks 0, 1, ... of these sizes, read in that order."""
+    table = BlockTable(limit)
+    for number, size in enumerate(sizes):
+        assert table.apply(Wanted(block(number), size)) == ()
+        assert table.apply(Read(block(number), size)) == ()
+    table.validate()
+    return table
+
+
+def test_least_recently_used_goes_first() -> None:
+    table = table_with(100, 30, 30, 30)
+    table.apply(Used(block(0), leased=False))
+    assert table.apply(Wanted(block(3), 35)) == (block(1),)
+    table.validate()
+    assert block(0) in table
+    assert table.held_bytes == 60
+
+
+def test_released_goes_before_leased() -> None:
+    table = table_with(100, 30, 30, 30)
+    table.apply(Released(block(2)))
+    assert table.apply(Wanted(block(3), 35)) == (block(2),)
+
+
+def test_a_fetch_keeps_a_block_released_and_a_probe_leases_it_again() -> None:
+    for leased, dropped in ((False, block(1)), (True, block(0))):
+        table = table_with(100, 30, 30, 30)
+        table.apply(Released(block(1)))
+        table.apply(Used(block(1), leased=leased))
+        assert table.apply(Wanted(block(3), 30)) == (dropped,)
+
+
+def test_as_many_go_as_needed() -> None:
+    table = table_with(100, 30, 30, 30)
+    assert table.apply(Wanted(block(3), 75)) == (block(0), block(1), block(2))
+
+
+def test_room_for_blocks_being_read_is_kept() -> None:
+    table = table_with(100, 30)
+    assert table.apply(Wanted(block(1), 60)) == ()
+    assert table.apply(Wanted(block(2), 40)) == (block(0),)
+    assert not table.fits(1)
+    with pytest.raises(Overloaded, match="may take 1 bytes; 100 of loader.memory 100"):
+        table.apply(Wanted(block(3), 1))
+    assert table.apply(Failed(block(2))) == ()
+    assert table.apply(Wanted(block(3), 40)) == ()
+    table.validate()
+
+
+def test_a_block_larger_than_estimated_pushes_others_out_or_goes_itself() -> None:
+    table = table_with(100, 30)
+    table.apply(Wanted(block(1), 10))
+    assert table.apply(Read(block(1), 90)) == (block(0),)
+    table.apply(Wanted(block(2), 10))
+    assert set(table.apply(Read(block(2), 101))) == {block(1), block(2)}
+    table.validate()
+    assert table.held_bytes == 0
+
+
+def test_rereads_are_counted_where_memory_was_short() -> None:
+    table = table_with(60, 30, 30)
+    table.apply(Wanted(block(2), 30))
+    table.apply(Read(block(2), 30))
+    assert (table.reads, table.rereads) == (3, 0)
+    table.apply(Wanted(block(0), 30))
+    assert (table.reads, table.rereads) == (4, 1)
+    # A released block that went was not needed any more: reading it anew is no loss.
+    table.apply(Read(block(0), 30))
+    table.apply(Released(block(0)))
+    assert table.apply(Wanted(block(4), 30)) == (block(0),)
+    table.apply(Read(block(4), 30))
+    table.apply(Wanted(block(0), 30))
+    assert table.rereads == 1
+
+
+def test_release_of_what_is_not_held_is_nothing() -> None:
+    table = table_with(60, 30)
+    assert table.apply(Released(block(9))) == ()
+    table.validate()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["want", "read", "fail", "use", "lease", "release"]),
+            st.integers(0, 5),
+            st.integers(1, 60),
+        ),
+        max_size=60,
+    )
+)
+def test_any_order_of_events(events: list[tuple[str, int, int]]) -> None:
+    table = BlockTable(100)
+    held: dict[BlockId, int] = {}
+    reading: set[BlockId] = set()
+    for name, number, size in events:
+        which = block(number)
+        dropped: tuple[BlockId, ...] = ()
+        if name == "want" and which not in held and which not in reading:
+            fits = table.fits(size)
+            try:
+                dropped = table.apply(Wanted(which, size))
+                assert fits
+                reading.add(which)
+            except Overloaded:
+                assert not fits
+        elif name == "read" and which in reading:
+            reading.remove(which)
+            held[which] = size
+            dropped = table.apply(Read(which, size))
+        elif name == "fail" and which in reading:
+            reading.remove(which)
+            table.apply(Failed(which))
+        elif name in ("use", "lease") and which in held:
+            table.apply(Used(which, leased=name == "lease"))
+        elif name == "release":
+            table.apply(Released(which))
+        for gone in dropped:
+            del held[gone]
+        table.validate()
+        assert {b for b in map(block, range(6)) if b in table} == held.keys()
+        assert table.held_bytes == sum(held.values())

@@ -1,0 +1,148 @@
+"""A block's columns against what its rows say, one by one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import Reason
+from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
+from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.rpc.convert import probe_from_frame, probe_to_frame
+from dataloader_svc.sample import BlockId
+from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.testing import tokenizer as tiny
+from dataloader_svc.transforms.text import Tokenizer
+
+from .conftest import TEXTS
+
+
+def read(
+    name: str,
+    block: int,
+    config: Config,
+    folder: Path,
+    rules: dict[str, SampleRule],
+    pool: ThreadPoolExecutor,
+) -> HeldBlock:
+    reader = SourceReader(name, config.sources[name], folder, None, config.seed)
+    return read_block(reader, BlockId(name, 0, block), rules[name], pool)
+
+
+def test_text_blocks_hold_every_row_once(
+    config: Config,
+    folder: Path,
+    rules: dict[str, SampleRule],
+    tokenizer: Tokenizer,
+    pool: ThreadPoolExecutor,
+) -> None:
+    reader = SourceReader("web", config.sources["web"], folder, None, config.seed)
+    num_blocks = reader.order(0).num_blocks
+    assert num_blocks > 2, "the test needs several blocks"
+    seen: list[str] = []
+    position = 0
+    for block in range(num_blocks):
+        held = read("web", block, config, folder, rules, pool)
+        probe = probe_columns(held)
+        assert probe.start == position
+        position = probe.stop
+        assert not probe.bad
+        assert not probe.patches.any()
+        for i in range(len(probe)):
+            ids = held.ids[held.id_offsets[i] : held.id_offsets[i + 1]]
+            assert probe.tokens[i] == len(ids)
+            assert probe.num_bytes[i] == 5 * len(ids)
+            assert ids[-1] == tokenizer.control[tiny.EOS]
+            text = tokenizer.decode(ids[:-1])
+            seen.append(text)
+            assert TEXTS[held.ref(i).row] == text
+    assert sorted(seen) == sorted(TEXTS)
+
+
+def test_media(
+    config: Config, folder: Path, rules: dict[str, SampleRule], tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    held = read("captions", 0, config, folder, rules, pool)
+    probe = probe_columns(held)
+    assert {row.position: row.reason for row in probe.bad} == {
+        2: Reason.TRUNCATED,
+        4: Reason.MISSING_FILE,
+        5: Reason.MARKER_MISMATCH,
+        6: Reason.EMPTY_TEXT,
+    }
+    assert all(row.row.row == row.position for row in probe.bad), "file order: rows are positions"
+    assert (probe.tokens == 0).nonzero()[0].tolist() == [2, 4, 5, 6]
+    assert probe.media_offsets.tolist() == [0, 1, 3, 3, 4, 4, 4, 4]
+    image = tokenizer.control[tiny.IMAGE]
+    for i in range(len(probe)):
+        ids = held.ids[held.id_offsets[i] : held.id_offsets[i + 1]]
+        first, last = probe.media_offsets[i : i + 2]
+        assert (ids == image).sum() == probe.media_tokens[first:last].sum()
+        assert probe.patches[i] == probe.media_patches[first:last].sum() == 4 * (ids == image).sum()
+        for k in range(first, last):
+            start = probe.media_start[k]
+            assert (ids[start : start + probe.media_tokens[k]] == image).all()
+    # By Qwen2-VL's rule: 60x90 pixels, sides to the nearest multiple of 28.
+    assert held.media.grid[0].tolist() == [1, 6, 4]
+    assert held.media.start[3] == 0, "without a marker the picture comes first"
+    assert held.media.data == tuple(f"pictures/{i}.png" for i in range(4)), "paths stay paths"
+
+
+def test_encoded_media_count_as_held(
+    config: Config, folder: Path, rules: dict[str, SampleRule], pool: ThreadPoolExecutor
+) -> None:
+    from dataloader_svc.sources.reader import BlockSamples
+
+    data = [(folder / "pictures" / f"{i}.png").read_bytes() for i in range(2)]
+    samples = BlockSamples(
+        BlockId("captions", 0, 0),
+        10,
+        {"text": ["a <image>", "b"], "image": [[data[0]], [data[1]]]},
+        {},
+        np.zeros(2, np.int32),
+        np.arange(2),
+        ("shard",),
+    )
+
+    class Reader:
+        def read_block(self, _: BlockId) -> BlockSamples:
+            return samples
+
+        def read_media(self, path: str, shard: str) -> bytes:
+            raise AssertionError("the bytes are in the row")
+
+    held = read_block(Reader(), BlockId("captions", 0, 0), rules["captions"], pool)
+    probe = probe_columns(held)
+    for i in range(2):
+        assert probe.num_bytes[i] == len(data[i]) + 5 * probe.tokens[i]
+    assert held.num_bytes >= probe.num_bytes.sum()
+    assert probe.start == 10
+
+
+def test_a_picture_that_is_too_large_is_refused_unread(
+    folder: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    from dataloader_svc.loader.rules import sample_rule
+
+    from .conftest import configured
+
+    Image.new("RGB", (300, 200)).save(folder / "pictures" / "0.png")
+    config = configured(images={"max_source_pixels": 50_000})
+    rules = {"captions": sample_rule(config, "captions", folder, tokenizer)}
+    held = read("captions", 0, config, folder, rules, pool)
+    assert held.bad[0].reason == Reason.TOO_MANY_PIXELS
+
+
+def test_probe_columns_survive_the_wire(
+    config: Config, folder: Path, rules: dict[str, SampleRule], pool: ThreadPoolExecutor
+) -> None:
+    probe = probe_columns(read("captions", 0, config, folder, rules, pool))
+    again = probe_from_frame(probe_to_frame(probe))
+    assert again.bad == probe.bad
+    for name in ("tokens", "patches", "num_bytes", "media_offsets", "media_start", "media_tokens"):
+        assert getattr(again, name).dtype == getattr(probe, name).dtype
+        assert np.array_equal(getattr(again, name), getattr(probe, name))
