@@ -22,18 +22,22 @@ Span = tuple[str, int, int, int, int]
 """(source, epoch, position, start, length): a piece of a document."""
 
 TOKEN_FIELDS = ("input_ids", "labels", "position_ids", "loss_weight")
-MEDIA = {"image": ("pixel_values", "image_index"), "video": ("pixel_values_videos", "video_index")}
+MEDIA = {"image": "pixel_values", "video": "pixel_values_videos"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankBatch:
-    """One microbatch as one rank received it. `arrays` by field name, `span_*` columns among them."""
+    """One microbatch as one rank received it: `arrays` by field name, `span_*` columns among them.
+
+    `merge_rows` is the number of patches of one token.
+    """
 
     dp: int
     cp: int
     microbatch: int
     arrays: Mapping[str, NDArray[Any]]
     sources: Sequence[str]
+    merge_rows: int
 
     def spans(self) -> list[tuple[Span, int, int]]:
         """(span, sequence number, token offset before the cp cut) of each piece."""
@@ -137,16 +141,15 @@ def _pixels_by_token(batch: RankBatch, rank: str) -> dict[str, NDArray[np.uint64
     """A checksum of the patches behind each placeholder token, 0 where there is none: (T_local,) a kind."""
     checksums = {}
     tokens = batch.arrays["input_ids"]
-    for kind, (pixels_name, index_name) in MEDIA.items():
+    for kind, pixels_name in MEDIA.items():
         sums = np.zeros(len(tokens), np.uint64)
-        if index_name in batch.arrays and len(batch.arrays[index_name]):
-            index = batch.arrays[index_name]
-            where = batch.arrays[f"{kind}_tokens"]
+        index = batch.arrays.get(f"{kind}_index", ())
+        if len(index):
+            where = batch.arrays[f"{kind}_position"]
             if len(where) != len(index):
                 raise ValueError(f"{rank}: {len(where)} {kind} placeholders but {len(index)} embeddings")
             pixels = batch.arrays[pixels_name]
-            rows = int(batch.arrays[f"{kind}_merge"])
-            grouped = pixels.reshape(len(pixels) // rows, -1)
+            grouped = pixels.reshape(len(pixels) // batch.merge_rows, -1)
             sums[where] = _checksum(grouped)[index]
         checksums[pixels_name] = sums
     return checksums

@@ -64,9 +64,8 @@ def delivery(groups: list[list[tuple[str, int, int]]], cp: int = 1) -> StepDeliv
             if (local == IMAGE).any():
                 arrays["pixel_values"] = np.arange(8 * 6, dtype=np.uint8).reshape(8, 6)
                 arrays["image_index"] = placeholder[index][local == IMAGE]
-                arrays["image_tokens"] = np.flatnonzero(local == IMAGE)
-                arrays["image_merge"] = np.array(4)
-            batches.append(RankBatch(dp, rank, 0, arrays, ["web", "cap"]))
+                arrays["image_position"] = np.flatnonzero(local == IMAGE)
+            batches.append(RankBatch(dp, rank, 0, arrays, ["web", "cap"], 4))
     state = {
         "sources": {
             "web": {"epoch": 0, "position": 2, "samples": 2, "tokens": 8},
