@@ -3,7 +3,8 @@
 JPEG, most of what there is, goes through libjpeg-turbo (`simplejpeg`), which scales while it decodes and
 can be told that a warning is an error; everything else, and what libjpeg-turbo's simple interface doesn't
 take, through Pillow. Both scale alike in the decoder and end in the same resize: their pixels differ by
-at most 2 of 255 (tested; with today's wheels they are equal, but for CMYK). Both release the interpreter lock and share no state.
+at most 2 of 255 (tested; with today's wheels they are equal, but for CMYK). Both release the interpreter
+lock and share no state.
 
 Rules of a picture: the content decides, never the name. Shown upright (EXIF). Alpha and transparent
 palettes are composited on white. Animations give their first frame. 16-bit samples are scaled to 8. Colour
