@@ -1,0 +1,355 @@
+"""Which steps a constructor plans, builds, holds and drops: one session's window. Decides, never acts.
+
+`Window.apply(event)` is the only door: it changes the state and returns what the service has to do. It knows
+steps, ranks and bytes; no plan, no array, no clock, no network. What it guarantees:
+
+- bytes held and reserved never exceed the limit: a step is built only when its bound fits;
+- the lowest step that somebody waits for is always built next, if need be by dropping steps that nobody
+  waits for: any step can be built again, so that no order of reads can block;
+- each rank's reads can be repeated, in any order.
+
+An idle step becomes planned by `Planned`, is `building` from StartBuild to Built or BuildFailed, then `ready`
+until dropped. `docs/states.md` tells the odd cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+MAX_BUILDS = 2
+"""Steps built at once: while one is collated, the samples of the next are on their way."""
+
+
+class Rank(NamedTuple):
+    """A reader's place on the mesh."""
+
+    dp: int
+    cp: int
+    tp: int
+    pp: int
+
+
+# --- events: what happened ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A rank wants a step, perhaps again."""
+
+    step: int
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """All of a step's bytes have gone to the rank."""
+
+    step: int
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The rank no longer waits: cancelled, cut off, or told an error."""
+
+    step: int
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The rank will read no more."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan has come. A build takes at most `work_bytes` for its time, and `kept_bytes` after it."""
+
+    step: int
+    work_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """There is no step `step`, nor a later one."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlansLost:
+    """The stream of plans broke and may be opened again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlansFailed:
+    """The planner refuses; who waits for a plan was told. Ask again only when somebody else does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A step is ready and takes `kept_bytes`."""
+
+    step: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailed:
+    """A step could not be built; who waited for it was told. Try again only when it is asked for."""
+
+    step: int
+
+
+Event = Asked | Delivered | GaveUp | Left | Planned | Ended | PlansLost | PlansFailed | Built | BuildFailed
+
+
+# --- actions: what is to be done ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlans:
+    """Ask the planner for plans from `from_step` to `up_to`, in place of any stream before."""
+
+    from_step: int
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlans:
+    """Ask for more on the open stream."""
+
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartBuild:
+    """Fetch the samples of a planned step and build it."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Free the batches of a step; with `forget`, its plan as well."""
+
+    step: int
+    forget: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell who waits for the step that it can never fit."""
+
+    step: int
+    needed_bytes: int
+
+
+Action = OpenPlans | ExtendPlans | StartBuild | Drop | Refuse
+
+
+class Phase(Enum):
+    """Of a step's batches; a plan may be there or not."""
+
+    IDLE = auto()
+    BUILDING = auto()
+    READY = auto()
+
+
+@dataclass(slots=True)
+class _Step:
+    waiting: set[Rank] = field(default_factory=set)
+    read_by: set[Rank] = field(default_factory=set)
+    phase: Phase = Phase.IDLE
+    need: tuple[int, int] | None = None  # (work, kept) bytes; None = no plan yet
+    num_bytes: int = 0  # held, or reserved while building
+    failed: bool = False
+
+
+class Window:
+    """The steps of one session. `ranks` are the readers this constructor serves; `ahead` steps are built
+    before they are asked for.
+    """
+
+    def __init__(self, ranks: Iterable[Rank], *, limit_bytes: int, ahead: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.end: int | None = None
+        self._ranks = set(ranks)
+        self._ahead = ahead
+        self._asked: dict[Rank, int] = {}
+        self._steps: dict[int, _Step] = {}
+        self._plans_next: int | None = None  # step that the open stream sends next
+        self._plans_up_to = -1
+        self._plans_failed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Of finished steps, and reserved for those being built."""
+        return sum(step.num_bytes for step in self._steps.values())
+
+    @property
+    def ready(self) -> list[int]:
+        """Finished steps, ascending."""
+        return sorted(number for number, step in self._steps.items() if step.phase is Phase.READY)
+
+    def apply(self, event: Event) -> list[Action]:
+        """Take note of what happened; what to do now, in order."""
+        match event:
+            case Asked(step, rank):
+                self._ranks.add(rank)
+                self._asked[rank] = step
+                self._plans_failed = False
+                entry = self._steps.setdefault(step, _Step())
+                entry.waiting.add(rank)
+                entry.failed = False
+            case Delivered(step, rank):
+                if step in self._steps:
+                    self._steps[step].waiting.discard(rank)
+                    self._steps[step].read_by.add(rank)
+            case GaveUp(step, rank):
+                if step in self._steps:
+                    self._steps[step].waiting.discard(rank)
+            case Left(rank):
+                self._ranks.discard(rank)
+                self._asked.pop(rank, None)
+            case Planned(step, work_bytes, kept_bytes):
+                self._plans_next = step + 1
+                self._steps.setdefault(step, _Step()).need = (work_bytes, kept_bytes)
+            case Ended(step):
+                self.end = step
+            case PlansLost():
+                self._plans_next = None
+            case PlansFailed():
+                self._plans_next, self._plans_failed = None, True
+            case Built(step, kept_bytes):
+                self._steps[step].phase, self._steps[step].num_bytes = Phase.READY, kept_bytes
+            case BuildFailed(step):
+                entry = self._steps[step]
+                entry.phase, entry.num_bytes, entry.failed = Phase.IDLE, 0, True
+        return [*self._drop_done(), *self._demand_plans(), *self._start_builds()]
+
+    def _frontier(self) -> int:
+        """The latest step that a rank's last read was for; -1 before any."""
+        return max(self._asked.values(), default=-1)
+
+    def _is_done(self, number: int) -> bool:
+        """Whether every rank has read the step or gone past it, and nobody waits."""
+        step = self._steps[number]
+        passed = all(rank in step.read_by or self._asked.get(rank, -1) > number for rank in self._ranks)
+        return passed and not step.waiting
+
+    def _drop_done(self) -> list[Action]:
+        """Forget what nobody will ask for, but the newest done step: a reply that got lost is asked again."""
+        last_ahead = self._frontier() + self._ahead
+        beyond = [n for n in self._steps if self._beyond(n, last_ahead)]
+        done = [n for n in self._steps if n not in beyond and self._is_done(n)]
+        keep = max((n for n in done if self._steps[n].phase is Phase.READY and self._ranks), default=None)
+        return [
+            action
+            for number in sorted(beyond + done)
+            if number != keep and self._steps[number].phase is not Phase.BUILDING
+            for action in self._drop(number, forget=True)
+        ]
+
+    def _beyond(self, number: int, last_ahead: int) -> bool:
+        step = self._steps[number]
+        too_far = number > last_ahead or (self.end is not None and number >= self.end)
+        return too_far and not step.waiting
+
+    def _drop(self, number: int, *, forget: bool) -> list[Action]:
+        step = self._steps[number]
+        step.phase, step.num_bytes = Phase.IDLE, 0
+        if forget:
+            del self._steps[number]
+        return [Drop(number, forget)]
+
+    def _demand_plans(self) -> list[Action]:
+        if not self._asked or self._plans_failed:
+            return []
+        frontier = self._frontier()
+        up_to = frontier + self._ahead
+        wanted = {n for n, step in self._steps.items() if step.waiting} | set(range(frontier + 1, up_to + 1))
+        lacking = [
+            n
+            for n in wanted
+            if (n not in self._steps or self._steps[n].need is None) and (self.end is None or n < self.end)
+        ]
+        if not lacking:
+            return []
+        first = min(lacking)
+        if self._plans_next is None or first < self._plans_next:
+            self._plans_next, self._plans_up_to = first, up_to
+            return [OpenPlans(first, up_to)]
+        if up_to > self._plans_up_to:
+            self._plans_up_to = up_to
+            return [ExtendPlans(up_to)]
+        return []
+
+    def _start_builds(self) -> list[Action]:
+        actions: list[Action] = []
+        building = sum(step.phase is Phase.BUILDING for step in self._steps.values())
+        for number in self._build_order():
+            step = self._steps[number]
+            assert step.need is not None
+            needed = sum(step.need)
+            if needed > self.limit_bytes:
+                if step.waiting:
+                    step.failed = True
+                    actions.append(Refuse(number, needed))
+                continue
+            if building >= MAX_BUILDS:
+                break
+            room = self._make_room(needed, drop_unread=bool(step.waiting))
+            if room is None:
+                break  # nothing less urgent may take the memory that this one waits for
+            actions += room
+            step.phase, step.num_bytes = Phase.BUILDING, needed
+            building += 1
+            actions.append(StartBuild(number))
+        return actions
+
+    def _build_order(self) -> list[int]:
+        """Planned steps that are not built: those somebody waits for, then those ahead, each ascending."""
+        frontier = self._frontier()
+        open_steps = {
+            n: step
+            for n, step in self._steps.items()
+            if step.phase is Phase.IDLE and step.need is not None and not step.failed
+        }
+        waited = sorted(n for n, step in open_steps.items() if step.waiting)
+        ahead = sorted(n for n, step in open_steps.items() if not step.waiting and n > frontier)
+        return [*waited, *ahead]
+
+    def _make_room(self, needed: int, *, drop_unread: bool) -> list[Action] | None:
+        """Drops that leave `needed` bytes free, or None where they would not suffice.
+
+        Done steps go first, oldest first; then, for a step that somebody waits for, unread ones, farthest
+        ahead first.
+        """
+        ready = [n for n in self.ready if not self._steps[n].waiting]
+        done = [n for n in ready if self._is_done(n)]
+        unread = [n for n in reversed(ready) if n not in done] if drop_unread else []
+        free = self.limit_bytes - self.held_bytes
+        victims = []
+        for number in (*done, *unread):
+            if free >= needed:
+                break
+            victims.append(number)
+            free += self._steps[number].num_bytes
+        if free < needed:
+            return None
+        return [action for n in victims for action in self._drop(n, forget=n in done)]
+
+    def validate(self) -> None:
+        """The invariants, for tests: after every event."""
+        assert self.held_bytes <= self.limit_bytes, (self.held_bytes, self.limit_bytes)
+        for number, step in self._steps.items():
+            assert (step.num_bytes == 0) == (step.phase is Phase.IDLE), (number, step)
+            assert step.phase is Phase.IDLE or step.need is not None, (number, step)
+        assert sum(step.phase is Phase.BUILDING for step in self._steps.values()) <= MAX_BUILDS
