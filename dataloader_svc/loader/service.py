@@ -64,6 +64,8 @@ class LoaderService:
         self._room = asyncio.Condition()
         self._readers = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-read")
         self._builders = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-fetch")
+        # Apart: a block with a thousand headers must not stand in front of pixels that a step waits for.
+        self._probes = ThreadPoolExecutor(config.loader.threads, f"{self.name}-probe")
         self._media = ThreadPoolExecutor(config.loader.threads, f"{self.name}-media")
 
     async def start(self) -> None:
@@ -89,7 +91,7 @@ class LoaderService:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for pool in (self._readers, self._builders, self._media):
+        for pool in (self._readers, self._builders, self._probes, self._media):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._blocks.clear()
 
@@ -165,6 +167,10 @@ class LoaderService:
             lambda: SourceReader(name, config.sources[name], self._base_dir, cache, config.seed),
         )
         self._sources[name] = reader
+        index = reader.index
+        log.info("%s: source %s: %d rows in %d shards", self.name, name, index.num_rows, len(index.paths))
+        for warning in index.warnings:
+            log.warning("%s: source %s: %s", self.name, name, warning)
         return reader
 
     async def _block(self, block: BlockId, *, leased: bool) -> HeldBlock:
@@ -194,7 +200,7 @@ class LoaderService:
             self._drop(self._table.apply(core.Wanted(block, estimate)))
         try:
             rule = self._rules[block.source]
-            held = await self._in(self._readers, lambda: read_block(reader, block, rule, self._media))
+            held = await self._in(self._readers, lambda: read_block(reader, block, rule, self._probes))
         except BaseException:
             await self._end_read(core.Failed(block))
             raise
