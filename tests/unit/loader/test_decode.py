@@ -12,11 +12,18 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import Overloaded, StateError
 from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take
 from dataloader_svc.loader.read import HeldBlock, read_block
-from dataloader_svc.loader.rules import SampleRule
-from dataloader_svc.media import image
+from dataloader_svc.loader.rules import SampleRule, sample_rule
+from dataloader_svc.media import image, video
+from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.testing import tokenizer as tiny
+from dataloader_svc.transforms.text import Tokenizer
 from dataloader_svc.transforms.vision import from_patches
+
+from .conftest import configured, write_jsonl
+
+CASES = Path(__file__).parents[2] / "cases" / "data"
 
 
 class Block:
@@ -141,3 +148,34 @@ def test_size_is_checked_before_decoding(captions: Block, pool: ThreadPoolExecut
     check_size(pieces, size)
     with pytest.raises(Overloaded, match=f"take {size} bytes, above the {size - 1} asked for"):
         check_size(pieces, size - 1)
+
+
+def test_a_video(folder: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor) -> None:
+    """Frames are chosen by the source's rule; its tokens are a run of the video's own placeholder."""
+    clip = CASES / "23-video-reordered-late-start" / "bframes_from_5s.mkv"
+    (folder / "clip.mkv").write_bytes(clip.read_bytes())
+    write_jsonl(folder / "clips.jsonl", [{"text": "see <video> now", "file": "clip.mkv"}])
+    source = {
+        "format": "jsonl",
+        "path": "clips.jsonl",
+        "text": "text",
+        "video": {"field": "file", "frames": 3},
+        "shuffle": False,
+    }
+    config = configured(
+        sources={"clips": source},
+        mixture={"schedule": [{"step": 0, "clips": 1}]},
+        media_tokens={"video": tiny.VIDEO},
+    )
+    rule = sample_rule(config, "clips", folder, tokenizer)
+    reader = SourceReader("clips", config.sources["clips"], folder, None, 0)
+    block = Block(read_block(reader, BlockId("clips", 0, 0), rule, pool), reader, rule)
+    assert not block.held.bad
+    arrays = decode([block.piece(0)], 14, pool).arrays
+    assert arrays["media_kind"].tolist() == [1]
+    frames, height, width = arrays["grid_thw"][0].tolist()
+    assert frames == 3
+    assert (arrays["ids"] == tokenizer.control[tiny.VIDEO]).sum() * 4 == 3 * height * width
+    pixels = from_patches(arrays["pixels"], (frames, height, width), rule.vision)
+    alone = video.decode(str(clip), pixels.shape[1:3], VideoSampling(frames=3))
+    assert np.array_equal(pixels, alone)
