@@ -152,7 +152,10 @@ class Recipe:
             target = self.out / child
             if target.is_dir():
                 shutil.rmtree(target)
-            (staging / child).replace(target)
+            if (staging / child).exists():
+                (staging / child).replace(target)
+            else:  # not made this time: what an earlier run made of it would be a lie
+                target.unlink(missing_ok=True)
         entries = [asdict(count) for count in counts]
         self._write_stamp({"complete": True, "files": self._files(), "counts": entries})
 

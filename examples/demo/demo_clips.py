@@ -124,7 +124,7 @@ def read_frames(film: Film) -> list[Frame]:
     stamp inside itself, so two threads that use one frame corrupt memory.
     """
     with av.open(str(film_path(film.name))) as container:
-        return [frame.to_ndarray(format="yuv420p") for frame in container.decode(video=0)]
+        return [np.asarray(f.to_ndarray(format="yuv420p"), np.uint8) for f in container.decode(video=0)]
 
 
 def choose_clips(film: Film, num_frames: int, seed: int) -> list[Clip]:
@@ -152,6 +152,7 @@ def encode(clip: Clip, frames: Sequence[Frame], path: Path) -> None:
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     with av.open(str(path), "w", container_options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream(codec, rate=clip.film.fps)
+        assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, clip.height, "yuv420p"
         stream.codec_context.thread_count = 1
         if codec == "libx264":

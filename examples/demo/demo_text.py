@@ -203,7 +203,7 @@ def papers() -> list[Document]:
         summary = distribution.metadata["Summary"]
         if summary:
             documents.append(Document(f"{distribution.metadata['Name']}: {summary}", "summary", name))
-        body = distribution.metadata.get_payload()
+        body = distribution.metadata.json.get("description")
         if isinstance(body, str) and body.strip():
             documents.append(Document(body.strip(), "readme", name))
         for file in sorted(distribution.files or (), key=str):

@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE.parent))  # examples/, for recipe.py
 
 import recipe  # noqa: E402
 from recipe import Count, Recipe, RecipeError, TarShard, keyed  # noqa: E402
+from rich.console import Console  # noqa: E402
 
 NAME = "demo-data"
 CHILDREN = ("text", "code", "captions", "clips", "instruct", "tokenizer.json", "README.md")
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **recipe.versions([*NEEDED, *demo_text.PAPERS, *demo_text.DOCUMENTED]),
     }
     job = Recipe(NAME, arguments.out, CHILDREN, ingredients)
-    console = recipe.Console()
+    console = Console()
     with job.locked():
         counts = None if arguments.force else job.finished()
         if counts is not None:
@@ -97,7 +98,7 @@ def _positive(text: str) -> int:
     return value
 
 
-def build(staging: Path, seed: int, captions: int, console: recipe.Console) -> list[Count]:
+def build(staging: Path, seed: int, captions: int, console: Console) -> list[Count]:
     """Everything, into `staging`. Pictures and clips run in threads: their codecs release the GIL."""
     import demo_clips
     import demo_text

@@ -1,4 +1,4 @@
-"""The demo's recipe, run as a user runs it: what it makes, that it repeats, and what it refuses."""
+"""The data recipes, run as a user runs them: what they make, that they repeat, and what they refuse."""
 
 from __future__ import annotations
 
@@ -154,3 +154,35 @@ def _wait_for_staging(out: Path, process: subprocess.Popen[str]) -> None:
     while not (out / ".staging" / "captions").exists():
         assert process.poll() is None, "ended before it could be interrupted"
         os.sched_yield()
+
+
+def test_corpus_without_apt_says_so_in_a_line(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "corpus" / "make_corpus.py"
+    command = [sys.executable, str(script), "--out", str(tmp_path / "corpus"), "--size", "small"]
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: apt-get isn't installed")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_corpus_page_keeps_its_pictures_in_order_and_gains_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "corpus"))
+    import material
+
+    for name in ("one.png", "two.jpg", "menu.png"):
+        (tmp_path / name).write_bytes(b"")
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<html><head><title>not read</title></head><body>"
+        "<div class='navheader'>menu <img src='menu.png'/></div>"
+        "<p>before <img src='one.png'> between <img src='absent.png'> and <img src='two.jpg'/>"
+        "<p>the tag &lt;image&gt; itself<pre>a\n  b</pre></body></html>"
+    )
+    found = material.html_page(page, tmp_path)
+    assert [path.name for path in found.pictures] == ["one.png", "two.jpg"]
+    assert " ".join(found.text.split()) == "before <image> between and <image> the tag < image > itself a b"
+    assert "a\n  b" in found.text
