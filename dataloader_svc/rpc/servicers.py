@@ -1,15 +1,17 @@
 """Serves objects over gRPC: one handler object a service, its methods named after the RPCs in snake case.
 
 A servicer knows no role. It parses, calls, turns errors into status codes, and cuts frames into messages.
-Handlers are coroutines `(request) -> response`; for raw streams they return a `Frame`; for bidirectional
-streams they are async generators over an async iterator of requests.
+Handlers are coroutines `(request) -> response`; for raw streams they return a `Frame`, or are async
+generators that yield one and are resumed when all of it has been sent (closed, when it could not be); for
+bidirectional streams they are async generators over an async iterator of requests.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -75,10 +77,10 @@ def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]
 
         async def raw(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
             try:
-                frame: wire.Frame = await call(parse(data))
-                messages: Iterable[bytes] = wire.encode(frame)
-                for message in messages:
-                    yield message
+                async with aclosing(_frames(call(parse(data)))) as frames:
+                    async for frame in frames:
+                        for message in wire.encode(frame):
+                            yield message
             except Exception as error:
                 await _abort(context, method, error)
                 raise
@@ -96,6 +98,16 @@ def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]
             raise
 
     return grpc.stream_stream_rpc_method_handler(bidirectional)
+
+
+async def _frames(result: Awaitable[wire.Frame] | AsyncGenerator[wire.Frame]) -> AsyncGenerator[wire.Frame]:
+    """The frame of either kind of raw-stream handler."""
+    if not isinstance(result, AsyncGenerator):
+        yield await result
+        return
+    async with aclosing(result):
+        async for frame in result:
+            yield frame
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: Method, error: Exception) -> None:
