@@ -158,8 +158,8 @@ def _braces(text: str, pattern: str) -> list[str]:
         if len(done) * len(choices) > _MAX_BRACES:
             raise SourceError(f"path {pattern!r}: braces stand for more than {_MAX_BRACES} files")
         done = [head + choice for head in done for choice in choices]
-    if len(done) > 1 and _BRACES.search(done[0]):  # nested braces: the inner ones are gone now
-        return [name for head in done for name in _braces(head, pattern)]
+    if len(done) > 1 and any(len(_choices(body, pattern)) > 1 for body in _BRACES.findall(done[0])):
+        raise SourceError(f"path {pattern!r}: braces inside braces are not expanded; give a list of patterns")
     return done
 
 

@@ -1,7 +1,7 @@
 """Tar headers -> the regular files of an archive, with their full names and exact byte places.
 
 Knows old, ustar, GNU and pax archives (POSIX.1-2001 "pax"; GNU tar manual, "Basic Tar Format"), and nothing
-of samples: `webdataset.py` groups the members. Not `tarfile.TarFile`, which takes a damaged header for the end
+of samples: `webdataset.py` groups the members. Not `tarfile.TarFile`: that takes a damaged header for the end
 of the archive without a word, and takes four times as long; the tests compare the two.
 """
 
