@@ -1,0 +1,30 @@
+"""Packing and balancing for training: pure functions on numpy arrays, of use without the service.
+
+PACKERS   name -> pieces into sequences      (`pack.py`)
+BALANCERS name -> work onto ranks            (`assign.py`)
+CUTS      name -> one sequence over cp ranks (`context_parallel.py`)
+
+Costs are in `cost.py`, lower bounds in `bounds.py`; docs/balancing.md says what each is for.
+"""
+
+from dataloader_balancers.assign import BALANCERS, two_phase_lpt
+from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
+from dataloader_balancers.context_parallel import CUTS
+from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
+from dataloader_balancers.pack import PACKERS
+
+__all__ = [
+    "BALANCERS",
+    "CUTS",
+    "PACKERS",
+    "EncoderCost",
+    "Floor",
+    "LlmCost",
+    "floor",
+    "gap",
+    "imbalance",
+    "loads",
+    "segment_sum",
+    "sequence_cost",
+    "two_phase_lpt",
+]

@@ -1,0 +1,62 @@
+"""`dataloader-svc quarantine`: the samples that were skipped, with their reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from dataloader_svc.cli.output import config_argument, console, examples, json_option, print_json, table
+from dataloader_svc.config.load import load_config
+from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.store.open import open_store
+from dataloader_svc.store.quarantine_log import quarantine
+
+
+@click.command(
+    epilog=examples(
+        "dataloader-svc quarantine mixture.yaml",
+        "dataloader-svc quarantine mixture.yaml --source captions --json",
+    )
+)
+@config_argument
+@click.option("--source", help="Only this source.")
+@click.option("--limit", default=50, show_default=True, help="Rows to print; --json prints all.")
+@click.option("--store", help="State store to read, instead of the configured one.")
+@json_option
+def command(config: Path, source: str | None, limit: int, store: str | None, *, as_json: bool) -> None:
+    """List the samples that a job has skipped: source, shard, row, reason."""
+    loaded = load_config(config)
+    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store)
+    opened = open_store(spec.store, spec.base_dir)
+    try:
+        rows = quarantine(opened, source)
+    finally:
+        opened.close()
+    if as_json:
+        print_json(
+            [
+                {
+                    "source": row.sample.source,
+                    "epoch": row.sample.epoch,
+                    "position": row.sample.position,
+                    "shard": row.row.shard,
+                    "row": row.row.row,
+                    "reason": row.reason,
+                    "detail": row.detail,
+                }
+                for row in rows
+            ]
+        )
+        return
+    out = console()
+    if not rows:
+        out.print("nothing is in quarantine")
+        return
+    shown = [(r.sample, f"{r.row.shard}:{r.row.row}", r.reason, r.detail) for r in rows[:limit]]
+    out.print(table("", ("sample", "row", "reason", "detail"), shown))
+    counts = Counter((row.sample.source, row.reason) for row in rows)
+    out.print(f"\n{len(rows)} samples" + (f", {limit} shown" if len(rows) > limit else ""))
+    for (name, reason), count in counts.most_common():
+        out.print(f"  {count:6} {name}: {reason}", markup=False)
