@@ -6,7 +6,7 @@ Nothing is retried here: who calls knows what else can be done (another loader, 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -79,8 +79,8 @@ class Peer:
 
     async def stream(
         self, method: methods.Bidirectional[Request, Response], requests: AsyncIterator[Request]
-    ) -> AsyncIterator[Response]:
-        """Messages both ways until the other side ends or fails."""
+    ) -> AsyncGenerator[Response]:
+        """Messages both ways until the other side ends or fails. `aclose` it where reading stops before."""
         stub = self._channel.stream_stream(
             method.path,
             request_serializer=method.request.SerializeToString,
