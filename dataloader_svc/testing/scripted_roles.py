@@ -7,6 +7,7 @@ told to fail. Places sequences in the simplest way: sequence i goes to dp rank i
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -226,17 +227,25 @@ class ScriptedPlanner:
 
 @dataclass(slots=True)
 class ScriptedLoader:
-    """Serves a Script's documents. Raises `errors` first, one a request; `requests` are the steps asked."""
+    """Serves a Script's documents. Raises `errors[step]` first, one a request; `requests`: steps asked."""
 
     script: Script
-    errors: list[DataloaderError] = field(default_factory=list)
+    errors: dict[int, list[DataloaderError]] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
+    _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def until_asked(self, step: int) -> None:
+        """Wait until samples of `step` were asked for."""
+        async with self._asked:
+            await self._asked.wait_for(lambda: step in self.requests)
 
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
         """The pieces asked for, those that can't be decoded with black pixels."""
-        self.requests.append(request.step)
-        if self.errors:
-            raise self.errors.pop(0)
+        async with self._asked:
+            self.requests.append(request.step)
+            self._asked.notify_all()
+        if errors := self.errors.get(request.step):
+            raise errors.pop(0)
         return fetch_frame(self.script, request)
 
     async def other(self, _: object) -> Frame:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dataloader_balancers.context_parallel import CUTS
 from dataloader_client._pb import plan_pb2
 from dataloader_client.batch import FIELDS, check_fields
 from hypothesis import given, settings
@@ -19,12 +20,6 @@ from dataloader_svc.errors import DataError, PeerError
 from dataloader_svc.testing.scripted_roles import Script, fetch_frame
 
 KINDS = (("image", "pixel_values"), ("video", "pixel_values_videos"))
-
-
-def zigzag(cu_seqlens, cp):
-    """Equal halves from both ends of the sequence."""
-    chunks = np.split(np.arange(cu_seqlens[-1]), 2 * cp)
-    return [np.concatenate([chunks[rank], chunks[2 * cp - 1 - rank]]) for rank in range(cp)]
 
 
 def round_robin(cu_seqlens, cp):
@@ -64,7 +59,7 @@ def shaped(script: Script, tokens: list, cp: int) -> tuple[int, ...]:
     layout=st.sampled_from(["packed", "padded"]),
     media=st.booleans(),
     number=st.integers(0, 2),
-    cut=st.sampled_from([zigzag, round_robin]),
+    cut=st.sampled_from([*CUTS.values(), round_robin]),
 )
 def test_all_slices_together_are_the_planned_step(seed, dp, cp, per_microbatch, layout, media, number, cut):
     script = Script(
@@ -167,7 +162,7 @@ def test_without_cp_nothing_is_copied_after_collation():
     script = Script()
     plan, samples = built(script, placed_step(script, 0, 2))
     microbatch = collate(plan, samples, 0, form_of(script))[1]
-    (arrays,) = slices(microbatch, form_of(script), zigzag)
+    (arrays,) = slices(microbatch, form_of(script), round_robin)
     assert all(
         np.shares_memory(arrays[name], microbatch.arrays[name]) for name in arrays if arrays[name].size
     )
@@ -187,7 +182,7 @@ def test_a_rank_without_documents_gets_one_padding_document(layout, cp):
     script = Script(num_steps=1, layout=layout)
     plan, samples = built(script, placed_step(script, 0, 8))
     (microbatch,) = collate(plan, samples, 7, form_of(script, cp))
-    for arrays in slices(microbatch, form_of(script, cp), zigzag):
+    for arrays in slices(microbatch, form_of(script, cp), round_robin):
         assert arrays["input_ids"].size >= 1
         assert arrays["loss_weight"].sum() == 0
         assert (arrays["labels"] == -100).all()

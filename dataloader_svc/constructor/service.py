@@ -1,0 +1,140 @@
+"""The constructor role: answers Join, Read, Leave and Status.
+
+Holds one session at a time (`session.py`), which follows plans and builds steps; opens the next when a read
+names one that the planner confirms. A restarted constructor knows nothing and needs nothing: the next read
+opens its session again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from dataloader_client import methods
+from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client.wire import Frame
+
+import dataloader_svc
+from dataloader_svc import faultpoint
+from dataloader_svc.clock import Clock
+from dataloader_svc.config.schema import Config
+from dataloader_svc.constructor import core
+from dataloader_svc.constructor.core import Rank
+from dataloader_svc.constructor.peers import Peers
+from dataloader_svc.constructor.session import Session, Surroundings, superseded
+from dataloader_svc.errors import MeshError, PeerError, VersionError
+from dataloader_svc.store.base import Store
+
+CALL_TIMEOUT_S = 30.0
+"""Of a question to the planner, which it answers from memory or with one write to the store."""
+
+
+class ConstructorService:
+    """Handler of ConstructorService. Belongs to one event loop; `close` ends what it started.
+
+    index   number of this constructor among `constructor.count`: it serves the dp ranks whose number leaves
+            this remainder, and tells the others' ranks at join where to go
+    """
+
+    def __init__(self, config: Config, store: Store, clock: Clock, *, index: int = 0) -> None:
+        self.name = f"constructor-{index}"
+        self._config, self._index = config, index
+        self._peers = Peers(store, clock)
+        self._surroundings = Surroundings(self.name, index, config, store, clock, self._peers)
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End all work; readers that wait are told that this constructor is gone."""
+        if self._session is not None:
+            await self._session.end(PeerError(f"{self.name} is stopping"))
+        await self._peers.close()
+
+    async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:
+        """The planner's answer, and which constructor serves this rank."""
+        if request.protocol != methods.PROTOCOL:
+            older = "client" if request.protocol < methods.PROTOCOL else "service"
+            raise VersionError(
+                f"the client ({request.client_version or 'unnamed'}) speaks protocol {request.protocol}, the "
+                f"service ({dataloader_svc.__version__}) {methods.PROTOCOL}: upgrade the {older}"
+            )
+        planner = await self._peers.planner()
+        response = await planner.call(methods.PLANNER_JOIN, request, timeout_s=CALL_TIMEOUT_S)
+        home = request.coords.dp % self._config.constructor.count
+        if home != self._index:
+            address = await self._peers.constructor_address(home)
+            if address is None:
+                raise PeerError(f"constructor-{home}, which serves dp rank {request.coords.dp}, is not up")
+            response.address = address
+        return response
+
+    async def read(self, request: constructor_service_pb2.ReadRequest) -> AsyncGenerator[Frame]:
+        """This rank's part of a step, as soon as it is there; an end frame past the data's end."""
+        session = await self._enter(request.session)
+        rank = _rank(request.coords)
+        self._check_place(session, rank)
+        step, sent = request.step, False
+        session.apply(core.Asked(step, rank))
+        try:
+            built = await session.wait_for(step)
+            if built is None:
+                yield Frame({}, {"step": step, "microbatches": 0, "end": True})
+            else:
+                yield built.frame(rank, session.sizes.pp)
+            sent = True
+        finally:
+            session.apply(core.Delivered(step, rank) if sent else core.GaveUp(step, rank))
+        faultpoint.point("constructor.sent")
+
+    async def leave(self, request: constructor_service_pb2.LeaveRequest) -> common_pb2.Empty:
+        """A rank reads no more: it does not hold steps back any longer."""
+        session = self._session
+        if session is not None and session.number == request.session:
+            session.apply(core.Left(_rank(request.coords)))
+        return common_pb2.Empty()
+
+    async def status(self, _: common_pb2.Empty) -> constructor_service_pb2.ConstructorStatus:
+        """Memory, window of finished steps, and mean trace."""
+        session = self._session
+        status = constructor_service_pb2.ConstructorStatus(
+            job=self._config.job,
+            service_version=dataloader_svc.__version__,
+            protocol=methods.PROTOCOL,
+            limit_bytes=self._config.constructor.memory,
+        )
+        if session is None:
+            return status
+        status.session = session.number
+        status.mesh.CopyFrom(session.mesh)
+        status.held_bytes = session.window.held_bytes
+        if ready := session.window.ready:
+            status.first_step, status.last_step = ready[0], ready[-1]
+        for name in {name for trace in session.traces for name in trace}:
+            status.trace[name] = sum(trace[name] for trace in session.traces) / len(session.traces)
+        return status
+
+    async def _enter(self, number: int) -> Session:
+        """The session of that number, opened if the planner says that it is the one served now."""
+        async with self._opening:
+            if self._session is not None and self._session.number == number:
+                return self._session
+            planner = await self._peers.planner()
+            found = await planner.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=CALL_TIMEOUT_S)
+            if found.session != number:
+                raise superseded(number, found.session)
+            before, self._session = self._session, Session(self._surroundings, number, found.mesh)
+            if before is not None:
+                await before.end(superseded(before.number, number))
+            return self._session
+
+    def _check_place(self, session: Session, rank: Rank) -> None:
+        for axis, place in rank._asdict().items():
+            size = getattr(session.sizes, axis)
+            if place >= size:
+                raise MeshError(f"{axis} rank {place} is not in 0 to {size - 1} of session {session.number}")
+        if rank.dp not in session.dp_ranks:
+            raise PeerError(f"{self.name} does not serve dp rank {rank.dp}: join again to learn who does")
+
+
+def _rank(coords: common_pb2.Coords) -> Rank:
+    return Rank(coords.dp, coords.cp, coords.tp, coords.pp)

@@ -1,0 +1,294 @@
+"""One session of a constructor: does what `core.py` decides for its window of steps.
+
+A session is a mesh and a start step that all ranks agreed on; a new one starts afresh. Every event goes
+through `apply`, and the actions that come back are carried out here: follow the planner's stream, fetch and
+build steps (in a thread), wake or fail who waits. All its state can be lost: a step is built again from its
+plan and the loaders. Runs on one event loop; knows no RPC that it answers (`service.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from dataloader_balancers.context_parallel import CUTS
+from dataloader_client import methods
+from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
+
+from dataloader_svc import faultpoint
+from dataloader_svc.clock import Clock
+from dataloader_svc.config.schema import Config
+from dataloader_svc.constructor import core
+from dataloader_svc.constructor.build import BuiltStep, build_step
+from dataloader_svc.constructor.collate import Form, bytes_needed
+from dataloader_svc.constructor.core import Rank, Window
+from dataloader_svc.constructor.peers import Peers
+from dataloader_svc.constructor.step import Bad, StepPlan, from_placed
+from dataloader_svc.errors import ConfigError, DataloaderError, NotLeader, PeerError, SessionSuperseded
+from dataloader_svc.sample import RowRef, SampleId
+from dataloader_svc.store.base import Store
+from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
+
+log = logging.getLogger(__name__)
+
+_RECONNECT_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_TRACED_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What sessions of a constructor share: who it is and whom it talks to."""
+
+    name: str
+    index: int
+    config: Config
+    store: Store
+    clock: Clock
+    peers: Peers
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    plan: StepPlan
+    meta: dict[str, Any]
+    need: tuple[int, int]  # (work, kept) bytes
+
+
+class Session:
+    """`number` and `mesh` are the planner's; this constructor serves the dp ranks that are congruent to its
+    index modulo `constructor.count`.
+    """
+
+    def __init__(self, surroundings: Surroundings, number: int, mesh: common_pb2.Mesh) -> None:
+        config, images = surroundings.config, surroundings.config.images
+        self.number, self.mesh = number, mesh
+        self.sizes = Rank(*(max(size, 1) for size in (mesh.dp, mesh.cp, mesh.tp, mesh.pp)))
+        self.dp_ranks = frozenset(range(surroundings.index, self.sizes.dp, config.constructor.count))
+        places = product(self.dp_ranks, range(self.sizes.cp), range(self.sizes.tp), range(self.sizes.pp))
+        self.window = Window(
+            (Rank(*place) for place in places),
+            limit_bytes=config.constructor.memory,
+            ahead=config.planner.ahead,
+        )
+        self.traces: deque[Mapping[str, float]] = deque(maxlen=_TRACED_STEPS)
+        self._is = surroundings
+        width = 3 * images.patch**2
+        self._form = Form(config.layout, config.sequence_length, self.sizes.cp, width, images.merge)
+        self._cut = CUTS[config.strategy.context_parallel]
+        self._plans: dict[int, _Planned] = {}
+        self._built: dict[int, BuiltStep] = {}
+        self._waiters: dict[int, asyncio.Future[None]] = {}
+        self._demand: asyncio.Queue[int] = asyncio.Queue()
+        self._following: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures = 0  # of the stream of plans, one after the other
+        self._over: DataloaderError | None = None
+
+    async def end(self, reason: DataloaderError) -> None:
+        """Stop all work; `reason` is what readers of this session get from now on."""
+        self._over = reason
+        for task in self._tasks:
+            task.cancel()
+        for step in list(self._waiters):
+            self._fail(step, reason)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._plans.clear()
+        self._built.clear()
+
+    async def wait_for(self, step: int) -> BuiltStep | None:
+        """The step when it is built; None when the data ends before it. Raises what building it raised.
+
+        The caller has told the core (`Asked`), which keeps the step until `Delivered` or `GaveUp`.
+        """
+        while self._over is None:
+            if self.window.end is not None and step >= self.window.end:
+                return None
+            if step in self._built:
+                return self._built[step]
+            if step not in self._waiters:
+                self._waiters[step] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._waiters[step])
+        raise self._over
+
+    def _wake(self, step: int) -> None:
+        waiter = self._waiters.pop(step, None)
+        if waiter is not None:
+            waiter.set_result(None)
+
+    def _fail(self, step: int, error: DataloaderError) -> None:
+        waiter = self._waiters.pop(step, None)
+        if waiter is not None:
+            waiter.set_exception(error)
+            waiter.exception()  # mark it as seen: all who waited may be gone
+
+    def apply(self, event: core.Event) -> None:
+        """Tell the core, and do what it decides."""
+        if self._over is not None:
+            return
+        for action in self.window.apply(event):
+            match action:
+                case core.OpenPlans(from_step, up_to):
+                    self._open_plans(from_step, up_to)
+                case core.ExtendPlans(up_to):
+                    self._demand.put_nowait(up_to)
+                case core.StartBuild(step):
+                    self._start(self._build(self._plans[step]))
+                case core.Drop(step, forget):
+                    self._built.pop(step, None)
+                    if forget:
+                        self._plans.pop(step, None)
+                case core.Refuse(step, needed):
+                    self._fail(step, self._too_large(step, needed))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        """Nobody awaits these tasks: a mistake of ours in one must reach the readers, who would wait."""
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        log.error("%s: session %d failed", self._is.name, self.number, exc_info=task.exception())
+        self._over = DataloaderError(f"{self._is.name}: {task.exception()!r}: see its log")
+        for step in list(self._waiters):
+            self._fail(step, self._over)
+
+    def _too_large(self, step: int, needed: int) -> ConfigError:
+        memory = self._is.config.constructor.memory
+        return ConfigError(
+            f"step {step} may take {needed / 2**20:.1f} MiB to build, above constructor.memory "
+            f"({memory / 2**20:.1f} MiB): raise it, lower global_batch, or raise constructor.count"
+        )
+
+    # ---- plans
+
+    def _open_plans(self, from_step: int, up_to: int) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        self._demand = asyncio.Queue()
+        self._demand.put_nowait(up_to)
+        self._following = self._start(self._follow(from_step, self._demand))
+
+    async def _follow(self, from_step: int, demand: asyncio.Queue[int]) -> None:
+        """Take in plans from `from_step` on until the stream ends; then say so to the core."""
+        if self._failures:
+            await asyncio.sleep(_RECONNECT_DELAYS_S[min(self._failures, len(_RECONNECT_DELAYS_S)) - 1])
+        try:
+            planner = await self._is.peers.planner()
+            async with aclosing(planner.stream(methods.PLANS, self._demands(from_step, demand))) as plans:
+                async for placed in plans:
+                    self._failures = 0
+                    self._take(placed)
+            if self.window.end is not None:
+                return
+            problem: DataloaderError = PeerError("the planner ended the stream of plans")
+        except (PeerError, NotLeader) as error:
+            problem = error
+        except DataloaderError as error:
+            for step in [step for step in self._waiters if step not in self._plans]:
+                self._fail(step, error)
+            self._following = None
+            self.apply(core.PlansFailed())
+            return
+        if not self._failures:
+            log.warning("%s: no plans of session %d: %s; trying again", self._is.name, self.number, problem)
+        self._failures += 1
+        self._following = None
+        self.apply(core.PlansLost())
+
+    async def _demands(
+        self, from_step: int, demand: asyncio.Queue[int]
+    ) -> AsyncIterator[planner_service_pb2.PlanDemand]:
+        while True:
+            yield planner_service_pb2.PlanDemand(
+                session=self.number,
+                from_step=from_step,
+                up_to=await demand.get(),
+                constructor=self._is.name,
+            )
+
+    def _take(self, placed: plan_pb2.PlacedPlan) -> None:
+        if placed.end_of_data:
+            self._end_data(placed.step)
+            return
+        plan = from_placed(placed)
+        need = bytes_needed(plan, self.dp_ranks, self._form)
+        self._plans[plan.step] = _Planned(plan, _meta(placed), need)
+        self.apply(core.Planned(plan.step, *need))
+        if placed.record.last:
+            self._end_data(plan.step + 1)
+
+    def _end_data(self, end: int) -> None:
+        self.apply(core.Ended(end))
+        for step in [step for step in self._waiters if step >= end]:
+            self._wake(step)
+
+    # ---- building
+
+    async def _build(self, planned: _Planned) -> None:
+        """Fetch and build one step, then say to the core how it went."""
+        step = planned.plan.step
+        try:
+            built = await self._make(planned)
+        except DataloaderError as error:
+            error.add_note(f"while {self._is.name} built step {step}")
+            self._fail(step, error)
+            self.apply(core.BuildFailed(step))
+            return
+        faultpoint.point("constructor.built")
+        if self._over is None:
+            self._built[step] = built
+            self.apply(core.Built(step, built.num_bytes))
+            self._wake(step)
+
+    async def _make(self, planned: _Planned) -> BuiltStep:
+        clock, plan = self._is.clock, planned.plan
+        began = clock.monotonic()
+        fetched = await self._is.peers.fetch(plan, sum(planned.need))
+        came = clock.monotonic()
+        built = await asyncio.to_thread(build_step, plan, fetched, self.dp_ranks, self._form, self._cut)
+        trace = {
+            **planned.meta["trace"],
+            "fetch": came - began,
+            "read": max((float(frame.meta.get("read_s", 0)) for _, frame in fetched), default=0.0),
+            "decode": max((float(frame.meta.get("decode_s", 0)) for _, frame in fetched), default=0.0),
+            "build": clock.monotonic() - came,
+        }
+        self.traces.append(trace)
+        built.meta.update({**planned.meta, "trace": trace})
+        if built.bad:
+            await asyncio.to_thread(add_quarantine, self._is.store, [_quarantined(bad) for bad in built.bad])
+        return built
+
+
+def _quarantined(bad: Bad) -> Quarantined:
+    name = SampleId(bad.source, bad.epoch, bad.position)
+    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail)
+
+
+def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:
+    """What of a plan goes to the ranks."""
+    return {
+        "digest": placed.record.digest.hex(),
+        "state": json.loads(placed.record.state_json or "{}"),
+        "metrics": {**placed.record.metrics, **placed.metrics},
+        "trace": {"probe_wait": placed.probe_wait_seconds, "plan": placed.plan_seconds},
+    }
+
+
+def superseded(number: int, by: int) -> SessionSuperseded:
+    """What readers of a session are told when another one is served."""
+    return SessionSuperseded(
+        f"session {number} is over: ranks joined with another mesh or state, and session {by} is served now; "
+        "join again, all ranks with the same mesh and state"
+    )
