@@ -119,7 +119,7 @@ def check_source(
             name,
             source,
             loaded.base_dir,
-            loaded.base_dir / (loaded.config.index_cache or ".dataloader-svc/index"),
+            loaded.base_dir / loaded.config.index_cache,
             loaded.config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
         )
@@ -212,8 +212,9 @@ def _finish(
 
 
 _COLUMNS = (
-    "source", "format", ">shards", ">rows", ">read", ">bad", ">media", ">tokens p50", ">p99", ">max", ">tokens/epoch",
-)  # fmt: skip
+    *("source", "format", ">shards", ">rows", ">read", ">bad", ">media"),
+    *(">tokens p50", ">p99", ">max", ">tokens/epoch"),
+)
 
 
 def _row(report: SourceReport) -> list[str]:

@@ -26,7 +26,7 @@ def load_checked(path: Path) -> LoadedConfig:
 
 
 def problems_of(loaded: LoadedConfig) -> Iterator[str]:
-    """Lines about formats, paths, tokenizer, token names and chat templates, each with file, line and field."""
+    """Lines about formats, paths, tokenizer, token names and templates, each with file, line and field."""
     config = loaded.config
     for name, source in config.sources.items():
         try:

@@ -337,9 +337,7 @@ class Config(Model):
     planner: Planner = Field(default_factory=Planner, description="The planner.")
     loader: Loader = Field(default_factory=Loader, description="The source loaders.")
     constructor: Constructor = Field(default_factory=Constructor, description="The constructors.")
-    index_cache: str | None = Field(
-        default=None, description="Folder for row indexes. Default: .dataloader-svc/ beside this file."
-    )
+    index_cache: str = Field(default=".dataloader-svc/index", description="Folder for row indexes.")
 
     @property
     def num_sequences(self) -> int:

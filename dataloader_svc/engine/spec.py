@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class JobSpec:
     store     URL of the state store, absolute
     run_dir   folder of this run: spec, logs
     address   where constructor 0 listens, HOST:PORT; port 0 = any free one
+    run_id    names this run of the service: its planners succeed each other at once, others wait
     """
 
     config: Config
@@ -26,12 +28,7 @@ class JobSpec:
     store: str
     run_dir: Path
     address: str
-
-    @property
-    def index_cache(self) -> Path:
-        """Folder of the row indexes."""
-        configured = self.config.index_cache
-        return self.base_dir / configured if configured else self.base_dir / ".dataloader-svc" / "index"
+    run_id: str
 
     def write(self) -> Path:
         """Write `run_dir/job.json` for the roles and return its path."""
@@ -41,6 +38,7 @@ class JobSpec:
             "store": self.store,
             "run_dir": str(self.run_dir),
             "address": self.address,
+            "run_id": self.run_id,
         }
         path = self.run_dir / "job.json"
         path.write_text(json.dumps(values))
@@ -56,6 +54,7 @@ class JobSpec:
             store=values["store"],
             run_dir=Path(values["run_dir"]),
             address=values["address"],
+            run_id=values["run_id"],
         )
 
 
@@ -77,4 +76,4 @@ def job_spec(loaded: LoadedConfig, run_dir: Path, address: str, store: str | Non
                 )
             ) from None
         url = f"sqlite:///{folder / config.job}.db"
-    return JobSpec(config, loaded.base_dir, url, run_dir, address)
+    return JobSpec(config, loaded.base_dir, url, run_dir, address, run_id=uuid.uuid4().hex[:12])

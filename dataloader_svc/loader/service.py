@@ -161,7 +161,7 @@ class LoaderService:
 
     async def _open(self, name: str) -> SourceReader:
         config = self._config
-        cache = self._base_dir / (config.index_cache or ".dataloader-svc/index")
+        cache = self._base_dir / config.index_cache
         reader = await self._in(
             self._readers,
             lambda: SourceReader(name, config.sources[name], self._base_dir, cache, config.seed),

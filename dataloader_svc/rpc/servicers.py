@@ -18,7 +18,7 @@ import grpc
 from dataloader_client import methods, wire
 from google.protobuf.message import DecodeError, Message
 
-from dataloader_svc.errors import DataloaderError
+from dataloader_svc.errors import ConfigError, DataloaderError
 from dataloader_svc.rpc.status import ERROR_KEY, code_of
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: Method, er
 async def start_server(services: dict[str, object], address: str) -> tuple[grpc.aio.Server, str]:
     """A started server of `services` and the address it listens on (port 0 asks for a free one).
 
-    Raises DataloaderError where the address can't be bound, naming it.
+    Raises ConfigError where the address can't be bound, naming it.
     """
     server = grpc.aio.server(options=OPTIONS)
     for service, handler in services.items():
@@ -136,7 +136,7 @@ async def start_server(services: dict[str, object], address: str) -> tuple[grpc.
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise DataloaderError(
+        raise ConfigError(
             f"can't listen on {address}: the port is in use or the address is not this machine's; "
             f"choose another with --address {host or '127.0.0.1'}:PORT"
             + (f" (found port {port})" if not port.isdigit() else "")

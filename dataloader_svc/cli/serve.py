@@ -1,0 +1,105 @@
+"""`dataloader-svc serve`: run a job's processes until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from dataloader_svc import __version__
+from dataloader_svc.cli.output import config_argument, examples, progress_console
+from dataloader_svc.cli.preflight import load_checked
+from dataloader_svc.engine.job import Job
+from dataloader_svc.engine.spec import job_spec
+
+DEFAULT_ADDRESS = "127.0.0.1:7077"
+
+
+@click.command(
+    epilog=examples(
+        "dataloader-svc serve mixture.yaml",
+        "dataloader-svc serve mixture.yaml --address 127.0.0.1:0 --json",
+        "dataloader-svc serve mixture.yaml --store sqlite:////var/lib/loader/job.db",
+    )
+)
+@config_argument
+@click.option(
+    "--address", default=DEFAULT_ADDRESS, show_default=True, help="HOST:PORT to listen on; port 0: any."
+)
+@click.option("--store", help="State store, instead of the configured one.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Keep the processes' logs in this folder.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON when ready: address, job, pids."
+)
+def command(config: Path, address: str, store: str | None, run_dir: Path | None, *, as_json: bool) -> None:
+    """Start the service, print its address, and run until Ctrl-C.
+
+    Trainers connect with DataServiceLoader("HOST:PORT"). What was delivered stands in the state store: a
+    service that was stopped or killed goes on where it was.
+    """
+    loaded = load_checked(config)
+    with _stop_on_signals(), _folder(run_dir) as folder:
+        spec = job_spec(loaded, folder, address, store)
+        with progress_console().status(f"starting {loaded.config.job}"):
+            job = Job(spec)
+            job.__enter__()
+        try:
+            _announce(job, as_json=as_json)
+            job.wait()
+        except KeyboardInterrupt:
+            sys.stderr.write("stopping\n")
+        finally:
+            job.stop()
+
+
+def _announce(job: Job, *, as_json: bool) -> None:
+    config = job.spec.config
+    if as_json:
+        pids = {name: status.pid for name, status in job.roles().items()}
+        line = json.dumps({"address": job.address, "job": config.job, "pids": pids, "version": __version__})
+        sys.stdout.write(line + "\n")
+    else:
+        sys.stdout.write(
+            f"serving {config.job} at {job.address}: {len(config.sources)} sources, "
+            f"{config.num_sequences} sequences of {config.sequence_length} tokens a step\n"
+            f"  trainers:  DataServiceLoader({job.address!r})\n"
+            f"  state:     {job.spec.store}\n"
+            f"  logs:      {job.spec.run_dir / 'logs'}\n"
+            "  Ctrl-C stops it; nothing that was delivered is forgotten\n"
+        )
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _folder(run_dir: Path | None) -> Iterator[Path]:
+    if run_dir is not None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        yield run_dir
+        return
+    with tempfile.TemporaryDirectory(prefix="dataloader-svc-") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does; a second one of either does not disturb the ending."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - signal's signature
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
