@@ -4,8 +4,8 @@ Columns are resolved by name in each shard. A column of a type that can't serve 
 that a shard lacks makes its rows bad, unless every shard lacks it, which is a mistake in the mapping.
 Dictionary columns become plain strings. Strings are checked to be UTF-8, value by value where one is not.
 
-Footers: an open file costs 0.84 KB a column chunk and up to 45 ms to parse (shared measurements in
-docs/benchmarks.md), so the index keeps row-group numbers and sizes, and parsed footers are kept only up to
+Footers: an open file costs 0.84 KB a column chunk and up to 45 ms to parse (measured: 50 columns x 500
+groups, 21 MB), so the index keeps row-group numbers and sizes, and parsed footers are kept only up to
 `_FOOTER_BYTES` a source.
 """
 
@@ -49,7 +49,7 @@ class Parquet:
             for role, names in self._fields.names.items():
                 for name in names:
                     _check_type(path, schema, role, name)
-            extents = list(self._row_groups(metadata))
+            extents = list(self._row_groups(schema, metadata))
         return ShardIndex(tuple(extents), () if extents else (f"{path}: has no rows",), missing)
 
     def read(self, path: str, extent: Extent) -> Rows:
@@ -82,11 +82,16 @@ class Parquet:
                 columns[role] = _object_column(role, here, num_rows, bad)
         return Rows(num_rows, columns, bad)
 
-    def _row_groups(self, metadata: Any) -> Iterator[Extent]:
-        mapped = {name for names in self._fields.names.values() for name in names}
+    def _row_groups(self, schema: pa.Schema, metadata: Any) -> Iterator[Extent]:
+        wanted = {name for names in self._fields.names.values() for name in names}
+        # leaves of a nested column are called name.list.element...; a plain column may be called so too
+        mapped = {name: pa.types.is_nested(schema.field(name).type) for name in wanted & set(schema.names)}
         first_row = 0
         paths = (metadata.schema.column(i).path for i in range(metadata.num_columns))
-        leaves = [any(path == name or path.startswith(f"{name}.") for name in mapped) for path in paths]
+        leaves = [
+            any(path == name or (nested and path.startswith(f"{name}.")) for name, nested in mapped.items())
+            for path in paths
+        ]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             if group.num_rows <= 0:

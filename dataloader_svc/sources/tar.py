@@ -33,7 +33,11 @@ class Member(NamedTuple):
 
 
 class Damaged(Exception):
-    """The archive can't be followed beyond this byte."""
+    """The archive can't be followed beyond this byte. `name`: the member that is cut, if known."""
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def members(read: Read, offset: int, size: int) -> Iterator[Member]:
@@ -56,8 +60,8 @@ def members(read: Read, offset: int, size: int) -> Iterator[Member]:
         data = offset + BLOCK
         stop = data + -(-member_size // BLOCK) * BLOCK
         if member_size < 0 or data + member_size > size:
-            text = f"cut inside {name or header_name!r}: {member_size} bytes at {data}, there are {size}"
-            raise Damaged(text)
+            cut = name or header_name
+            raise Damaged(f"cut inside {cut!r}: {member_size} bytes at {data}, there are {size}", cut)
         offset = stop
         if extended:
             if member_size > _MAX_HEADER_BYTES:

@@ -157,26 +157,36 @@ class WebDataset:
 
 
 def _whole_samples(path: str, found: Iterator[Member], warnings: list[str]) -> Iterator[_Sample]:
-    """Samples up to the end or the damage; `_samples` still holds back the one that the damage cuts."""
+    """Samples up to the end or the damage."""
     try:
         yield from _samples(found)
     except Damaged as error:
-        warnings.append(f"{path}: {error}; the sample there and all after it are lost")
+        warnings.append(f"{path}: {error}; what follows is lost")
 
 
 def _samples(found: Iterator[Member]) -> Iterator[_Sample]:
-    """Group consecutive members by key. The last sample comes only when the archive ends in order."""
+    """Group consecutive members by key.
+
+    Before damage passes through, the sample in hand is given, unless the cut member is one of its parts. If
+    the damage hides other parts of it, then it lacks a mapped field and is bad, or they are not mapped.
+    """
     sample: _Sample | None = None
-    for member in found:
-        split = _key_and_extension(member.name)
-        if split is None:
-            continue
-        key, extension = split
-        if sample is None or sample.key != key:
-            if sample is not None:
+    try:
+        for member in found:
+            split = _key_and_extension(member.name)
+            if split is None:
+                continue
+            key, extension = split
+            if sample is not None and sample.key != key:
                 yield sample
-            sample = _Sample(key, member.start)
-        sample.add(extension, member)
+                sample = None
+            sample = sample or _Sample(key, member.start)
+            sample.add(extension, member)
+    except Damaged as error:
+        cut = _key_and_extension(error.name or "")
+        if sample is not None and (cut is None or cut[0] != sample.key):
+            yield sample
+        raise
     if sample is not None:
         yield sample
 

@@ -1,0 +1,173 @@
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dataloader_svc.errors import Reason, SourceError
+from dataloader_svc.sources.base import Fields
+from dataloader_svc.sources.parquet import Parquet
+
+TEXTS = ["a", "", None, "猫" * 50]
+
+
+def write(tmp_path, columns, **options):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+def read_all(path, **names):
+    fields = Fields({role: (name,) if isinstance(name, str) else name for role, name in names.items()})
+    maker = Parquet(fields, extent_bytes=1)
+    index = maker.index_shard(path)
+    return index, [maker.read(path, extent) for extent in index.extents]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int32(), pa.large_string()),
+        pa.string_view(),
+    ],
+    ids=str,
+)
+def test_text_types(tmp_path, kind):
+    values = pa.array(TEXTS, pa.string()).cast(kind)
+    _, (rows,) = read_all(write(tmp_path, {"t": values}), text="t")
+    assert [rows.columns["text"][row] for row in (0, 1, 3)] == ["a", "", TEXTS[3]]
+    assert {row: error.reason for row, error in rows.bad.items()} == {2: Reason.MISSING_FIELD}
+    assert "'t' is null" in rows.bad[2].detail
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
+def test_text_that_is_not_utf8_costs_its_row_only(tmp_path, kind):
+    raw = pa.array([b"good", b"\xff bad", None, "é".encode()], pa.binary())
+    values = (
+        raw
+        if kind == pa.binary()
+        else pa.StringArray.from_buffers(4, raw.buffers()[1], raw.buffers()[2], raw.buffers()[0])
+    )
+    _, (rows,) = read_all(write(tmp_path, {"t": values}), text="t")
+    assert [rows.columns["text"][row] for row in (0, 3)] == ["good", "é"]
+    assert [rows.bad[row].reason for row in (1, 2)] == [Reason.BAD_RECORD, Reason.MISSING_FIELD]
+
+
+@pytest.mark.parametrize(
+    ("role", "kind"),
+    [
+        ("text", pa.int64()),
+        ("text", pa.float64()),
+        ("text", pa.list_(pa.string())),
+        ("text", pa.struct({"bytes": pa.binary()})),
+        ("image", pa.int64()),
+        ("image", pa.struct({"url": pa.string()})),
+        ("image", pa.list_(pa.list_(pa.binary()))),
+        ("messages", pa.string()),
+        ("messages", pa.list_(pa.string())),
+    ],
+    ids=str,
+)
+def test_types_that_can_not_serve(tmp_path, role, kind):
+    path = write(tmp_path, {"t": pa.array([None], kind)})
+    with pytest.raises(SourceError, match=r"x\.parquet: .*column 't' is .*must be"):
+        read_all(path, **{role: "t"})
+
+
+def test_an_all_null_column_is_bad_rows(tmp_path):
+    _, (rows,) = read_all(write(tmp_path, {"t": pa.nulls(2)}), text="t")
+    assert [error.reason for error in rows.bad.values()] == [Reason.MISSING_FIELD] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "cells", "expected"),
+    [
+        (pa.binary(), [b"1", None], [[b"1"], None]),
+        (pa.string(), ["p.png", ""], [["p.png"], None]),
+        (pa.list_(pa.binary()), [[b"1", b"2"], [], None], [[b"1", b"2"], [], []]),
+        (pa.large_list(pa.string()), [["a", "b"], None, [None]], [["a", "b"], [], None]),
+        (
+            pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()})),
+            [[{"bytes": b"1", "path": "x"}, {"bytes": None, "path": "y"}], None],
+            [[b"1", "y"], []],
+        ),
+        (pa.struct({"path": pa.string()}), [{"path": "x"}, {"path": None}, None], [["x"], None, None]),
+    ],
+    ids=str,
+)
+def test_media_types(tmp_path, kind, cells, expected):
+    path = write(tmp_path, {"i": pa.array(cells, kind)})
+    _, (rows,) = read_all(path, image="i")
+    assert [rows.columns["image"][row] for row in range(len(cells)) if row not in rows.bad] == [
+        value for value in expected if value is not None
+    ]
+    assert list(rows.bad) == [row for row, value in enumerate(expected) if value is None]
+
+
+def test_the_first_column_that_a_row_has(tmp_path):
+    columns = {"jpg": pa.array([b"j", None, None]), "png": pa.array([b"p", b"p", None])}
+    _, (rows,) = read_all(write(tmp_path, columns), image=("jpg", "png", "webp"))
+    assert rows.columns["image"][:2] == [[b"j"], [b"p"]]
+    assert list(rows.bad) == [2]
+
+
+def test_paths_that_are_not_utf8_cost_their_row_only(tmp_path):
+    raw = pa.array([b"a.png", b"\xff", b"c.png"], pa.binary())
+    names = pa.StringArray.from_buffers(3, raw.buffers()[1], raw.buffers()[2])
+    _, (rows,) = read_all(write(tmp_path, {"i": names}), image="i")
+    assert rows.columns["image"][::2] == [["a.png"], ["c.png"]]
+    assert rows.bad[1].reason is Reason.BAD_RECORD
+
+
+def test_a_missing_column_is_told_with_what_there_is(tmp_path):
+    index, (rows,) = read_all(write(tmp_path, {"contents": ["a"], "id": [1]}), text="content")
+    assert dict(index.missing) == {"text": "column 'content'; found: contents, id; did you mean 'contents'?"}
+    assert rows.bad[0].reason is Reason.MISSING_FIELD
+
+
+def test_only_mapped_columns_count_and_are_read(tmp_path):
+    columns = {
+        "t": ["x" * 100] * 50,
+        "blob": [bytes([i]) * 10_000 for i in range(50)],
+        "t.2": ["y" * 50] * 50,
+    }
+    path = write(tmp_path, columns, row_group_size=25, use_dictionary=False)
+    index, read = read_all(path, text="t")
+    assert [extent.num_rows for extent in index.extents] == [25, 25]
+    assert all(25 * 100 <= extent.num_bytes < 25 * 120 for extent in index.extents)
+    assert set(read[0].columns) == {"text"}
+    index, read = read_all(path, text="t.2")
+    assert read[0].columns["text"] == ["y" * 50] * 25
+    assert all(25 * 50 <= extent.num_bytes < 25 * 70 for extent in index.extents)
+
+
+def test_two_columns_of_one_name(tmp_path):
+    path = tmp_path / "x.parquet"
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["t", "t"])
+    pq.write_table(table, path)
+    with pytest.raises(SourceError, match="2 columns called 't'"):
+        read_all(str(path), text="t")
+
+
+def test_a_rewritten_file_is_not_read_with_the_old_footer(tmp_path):
+    path = write(tmp_path, {"t": ["old"] * 4}, row_group_size=2)
+    maker = Parquet(Fields({"text": ("t",)}), extent_bytes=1)
+    first, second = maker.index_shard(path).extents
+    assert maker.read(path, first).columns["text"] == ["old", "old"]
+    write(tmp_path, {"t": ["new, and longer"] * 4}, row_group_size=2)
+    assert maker.read(path, second).columns["text"] == ["new, and longer"] * 2
+
+
+def test_footers_are_kept_within_a_limit(tmp_path):
+    maker = Parquet(Fields({"text": ("t",)}), extent_bytes=1)
+    maker._footers._limit = 5000
+    for number in range(6):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"t": ["x"]}), path)
+        (extent,) = maker.index_shard(str(path)).extents
+        maker.read(str(path), extent)
+    kept = list(maker._footers._kept)
+    assert kept == [str(tmp_path / "4.parquet"), str(tmp_path / "5.parquet")]
