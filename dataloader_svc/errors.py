@@ -13,6 +13,7 @@
     ├── PeerError            another process is gone or slow. Retryable                      exit 6
     │   └── Overloaded       it has no memory for this now. Retryable after a while
     ├── VersionError         another process speaks another protocol version                 exit 6
+    ├── EngineError          a role can't be kept running; with its last words          exit 6, or the role's
     ├── SessionSuperseded    ranks joined with another mesh or state: join again             exit 4
     └── MeshError            the trainer's mesh does not fit the batch: named at join        exit 2
 
@@ -124,6 +125,16 @@ class VersionError(DataloaderError):
     """Another process speaks another version of the protocol; the text says which is older."""
 
     exit_code = 6
+
+
+class EngineError(DataloaderError):
+    """A role of the job can't be kept running. `exit_code` is the role's own where it names the fault."""
+
+    exit_code = 6
+
+    def __init__(self, text: str, exit_code: int = exit_code) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class SessionSuperseded(DataloaderError):
