@@ -1,0 +1,235 @@
+"""`dataloader-svc audit`: run steps on several meshes in the real processes and prove the contracts.
+
+Collects what every rank of every mesh received and what the plan log says, and hands both to
+`observe/audit.py`, which shares no code with those who made them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from dataloader_client import Batch, Mesh
+from rich.progress import Progress
+
+from dataloader_svc.cli.meshes import MeshType, Ranks, Step, ranks, short
+from dataloader_svc.cli.output import (
+    config_argument,
+    console,
+    examples,
+    json_option,
+    print_json,
+    progress_console,
+    table,
+)
+from dataloader_svc.cli.preflight import load_checked
+from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.config.schema import Config
+from dataloader_svc.engine.job import Job
+from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.observe.audit import (
+    Finding,
+    Position,
+    RankBatch,
+    StepDelivery,
+    check_caps,
+    check_mixture,
+    check_once,
+    compare,
+)
+from dataloader_svc.planner.history import read_records
+from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.store.open import open_store
+
+CONTRACTS = {
+    "digest": "the same set of samples in each step on every mesh",
+    "bytes": "all ranks' bytes put together equal the first mesh's",
+    "pieces": "no piece is missing or extra on any mesh",
+    "once": "every position is delivered once, quarantined, or waiting",
+    "mixture": "every source is within one sample of its target after every step",
+    "caps": "no sequence is above sequence_length; all ranks have as many microbatches",
+}
+
+
+@dataclass(slots=True)
+class MeshRun:
+    """What one mesh's run gave."""
+
+    mesh: str
+    steps: list[StepDelivery] = field(default_factory=list)
+    skipped: list[Position] = field(default_factory=list)
+    metrics: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+
+    def mean(self, name: str) -> float:
+        """Of a plan metric over the steps."""
+        return self.metrics[name] / max(1, len(self.steps))
+
+
+@click.command(
+    epilog=examples(
+        "dataloader-svc audit mixture.yaml",
+        "dataloader-svc audit mixture.yaml --steps 20 --mesh dp=1 --mesh dp=2,cp=2 --json",
+    )
+)
+@config_argument
+@click.option("--steps", default=20, show_default=True, help="Steps to run on each mesh.")
+@click.option(
+    "--mesh",
+    "meshes",
+    multiple=True,
+    type=MeshType(),
+    help="dp=2,cp=2; repeat for more.  [default: dp=1, dp=2, dp=4]",
+)
+@json_option
+def command(config: Path, steps: int, meshes: tuple[Mesh, ...], *, as_json: bool) -> int:
+    """Run STEPS steps on each mesh and check the service's promises.
+
+    Starts the real processes once a mesh, with an empty state store, and reads as the trainer's ranks would.
+    Exit code 1 when a contract is broken; the first step, rank and field that differs is named.
+    """
+    loaded = load_checked(config)
+    meshes = meshes or (Mesh(dp=1), Mesh(dp=2), Mesh(dp=4))
+    runs: list[MeshRun] = []
+    findings: list[Finding] = []
+    with Progress(console=progress_console(), transient=True) as progress:
+        for mesh in meshes:
+            task = progress.add_task(f"mesh {short(mesh)}", total=steps)
+            run = run_mesh(loaded, mesh, steps, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            findings += judge(loaded, run, runs[0] if runs else run)
+            if runs:  # only the first mesh's bytes are needed again
+                run.steps = [StepDelivery(s.step, s.digest, (), s.state) for s in run.steps]
+            runs.append(run)
+    return _report(loaded.config, runs, findings, as_json=as_json)
+
+
+def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Any) -> MeshRun:
+    """Start the service, read `steps` steps on all ranks, stop it, and read its log."""
+    run = MeshRun(short(mesh))
+    with tempfile.TemporaryDirectory(prefix="dataloader-audit-") as scratch:
+        folder = Path(scratch)
+        spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'audit.db'}")
+        merge_rows = loaded.config.images.merge**2
+        with Job(spec) as job, ranks(job.address, mesh) as group:
+            for step in group.steps(steps):
+                run.steps.append(_delivery(step, group, merge_rows))
+                first = next(iter(step.values()))[0]
+                run.metrics.update(first.metrics)
+                advance()
+        store = open_store(spec.store, spec.base_dir)
+        try:
+            last = run.steps[-1].step if run.steps else -1
+            for record in read_records(store):
+                if record.step <= last:
+                    run.skipped += [(record.sources[s.source], s.epoch, s.position) for s in record.skipped]
+        finally:
+            store.close()
+    run.tokens = sum(
+        span[4] for step in run.steps for b in step.batches if b.cp == 0 for span, _, _ in b.spans()
+    )
+    return run
+
+
+def _delivery(step: Step, group: Ranks, merge_rows: int) -> StepDelivery:
+    batches = [
+        RankBatch(
+            coords.dp,
+            coords.cp,
+            batch.microbatch,
+            {**batch.numpy, **batch.manifest.columns},
+            batch.manifest.sources,
+            merge_rows,
+        )
+        for coords, microbatches in step.items()
+        for batch in microbatches
+    ]
+    first: Batch = next(iter(step.values()))[0]
+    states = [loader.state_dict() for loader in group.loaders.values()]
+    if any(state != states[0] for state in states):
+        raise click.ClickException(f"step {first.step}: state_dict() differs between ranks")
+    return StepDelivery(first.step, first.digest, batches, states[0]["service"])
+
+
+def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Finding]:
+    """All contracts on one mesh's run."""
+    config = loaded.config
+    findings: list[Finding] = []
+    if len(run.steps) != len(reference.steps):
+        text = f"{len(run.steps)} steps, {len(reference.steps)} on mesh {reference.mesh}"
+        findings.append(Finding("pieces", run.mesh, None, "", text))
+    for step, same in zip(run.steps, reference.steps, strict=False):
+        findings += check_caps(step, run.mesh, config.sequence_length)
+        if run is not reference:
+            findings += compare(same, step, run.mesh)
+        if findings:
+            return findings
+    if run.steps:
+        state = run.steps[-1].state
+        waiting = [(p[0], p[1], p[2], p[4], p[5]) for p in state["waiting"]]
+        findings += check_once(run.steps, run.skipped, waiting, state, _rows(loaded), run.mesh)
+        schedule = [entry.model_dump() for entry in config.mixture.schedule]
+        if not state.get("ended"):
+            largest = max(1.0, float(state["largest"]))
+            findings += check_mixture(run.steps, schedule, config.mixture.unit, largest, run.mesh)[0]
+    return findings
+
+
+def _rows(loaded: LoadedConfig) -> Mapping[str, int]:
+    """Rows of an epoch of each source, by its own index."""
+    config = loaded.config
+    cache = loaded.base_dir / config.index_cache
+    return {
+        name: SourceReader(name, source, loaded.base_dir, cache, config.seed).num_rows
+        for name, source in config.sources.items()
+    }
+
+
+def _report(config: Config, runs: list[MeshRun], findings: list[Finding], *, as_json: bool) -> int:
+    broken = {finding.contract for finding in findings}
+    rows = [_row(run) for run in runs]
+    if as_json:
+        print_json(
+            {
+                "ok": not findings,
+                "contracts": {name: name not in broken for name in CONTRACTS},
+                "findings": [str(finding) for finding in findings],
+                "meshes": rows,
+            }
+        )
+        return 1 if findings else 0
+    out = console()
+    columns = ("mesh", ">steps", ">tokens", ">quarantined", ">packing", ">llm", ">arrival", ">floor")
+    ratios = ("llm_imbalance", "llm_imbalance_arrival", "llm_floor")
+    cells = [
+        (
+            *(r["mesh"], r["steps"], f"{r['tokens']:,}", r["quarantined"], f"{r['packing_efficiency']:.4f}"),
+            *(f"{r[name]:.3f}" for name in ratios),
+        )
+        for r in rows
+    ]
+    out.print(table(f"{config.job}: imbalance is the slowest rank over the mean", columns, cells))
+    for name, meaning in CONTRACTS.items():
+        out.print(f"{'BROKEN' if name in broken else 'holds '}  {name}: {meaning}", markup=False)
+    for finding in findings:
+        out.print(str(finding), markup=False, soft_wrap=True)
+    return 1 if findings else 0
+
+
+def _row(run: MeshRun) -> dict[str, Any]:
+    names = (
+        *("packing_efficiency", "llm_imbalance", "llm_imbalance_arrival", "llm_floor"),
+        *("encoder_imbalance", "encoder_imbalance_arrival", "encoder_floor", "mixture_deviation"),
+    )
+    return {
+        "mesh": run.mesh,
+        "steps": len(run.steps),
+        "tokens": run.tokens,
+        "quarantined": len(run.skipped),
+        "digests": [step.digest for step in run.steps],
+        **{name: run.mean(name) for name in names},
+    }
