@@ -1,0 +1,33 @@
+"""What a trainer imports. Needs grpcio, protobuf and numpy; torch only when tensors are asked for."""
+
+from dataloader_client.batch import Batch, Manifest, Span
+from dataloader_client.errors import (
+    DataServiceError,
+    DataStoppedError,
+    MeshMismatchError,
+    ServiceUnavailableError,
+    SessionSupersededError,
+    StateMismatchError,
+    VersionMismatchError,
+    WireError,
+)
+from dataloader_client.loader import DataServiceLoader, LoaderStats
+from dataloader_client.mesh import Coords, Mesh
+
+__all__ = [
+    "Batch",
+    "Coords",
+    "DataServiceError",
+    "DataServiceLoader",
+    "DataStoppedError",
+    "LoaderStats",
+    "Manifest",
+    "Mesh",
+    "MeshMismatchError",
+    "ServiceUnavailableError",
+    "SessionSupersededError",
+    "Span",
+    "StateMismatchError",
+    "VersionMismatchError",
+    "WireError",
+]

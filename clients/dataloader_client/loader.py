@@ -1,0 +1,301 @@
+"""`DataServiceLoader`: an iterable of microbatches that a trainer uses in place of a DataLoader.
+
+    loader = DataServiceLoader("localhost:7077")
+    for batch in loader:
+        loss = model(**batch.inputs).loss / batch.loss_weight_sum
+        ...
+        if batch.is_last_microbatch:
+            optimizer.step()
+    state = loader.state_dict()
+
+Holds no data but a few steps read ahead (`prefetch.py`). Where this rank sits: `mesh.py`. How bytes come, and
+what happens while the service restarts: `transport.py`. What a batch is: `batch.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from dataloader_client import methods
+from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client.batch import Batch, split
+from dataloader_client.checkpoint import Checkpoint
+from dataloader_client.errors import DataServiceError, MeshMismatchError
+from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
+from dataloader_client.prefetch import Prefetch
+from dataloader_client.transport import PendingRead, Transport, coords_message
+from dataloader_client.wire import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader did so far: steps taken, seconds the trainer waited for them, bytes received for them."""
+
+    steps: int = 0
+    wait_s: float = 0.0
+    num_bytes: int = 0
+
+
+class DataServiceLoader:
+    """Microbatches of this rank, step after step, from a dataloader-svc at `address`.
+
+    Which rank this is: `mesh` with `rank` or `coords`; a DeviceMesh by itself; `dp_rank` and `dp_size`; else
+    torch.distributed where it is initialised (all ranks data-parallel); else the only rank. All ranks of a
+    job give the same mesh and state.
+
+    state              what `state_dict` returned, to go on from there; on any mesh
+    prefetch           steps read ahead, and so what this process holds at most
+    timeout_s          how long the service may be away, or one step take, before an error is raised
+    connect_timeout_s  the same for the first contact
+    job                name of the job, checked by the service; None: whatever it serves
+    force              accept a state although the configuration reads other data now
+
+    Iterating again goes on where the last iteration stopped: a `break` loses nothing. The end of the data
+    ends the loop, on all ranks after the same step; a loader at its end stays there.
+    Not for use from several threads at once, nor in a forked child. Raises the errors of `errors.py`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        mesh: Mesh | DeviceMesh | Mapping[str, int] | None = None,
+        rank: int | None = None,
+        coords: Coords | None = None,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        prefetch: int = 2,
+        timeout_s: float = 300.0,
+        connect_timeout_s: float = 60.0,
+        job: str | None = None,
+        force: bool = False,
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch is {prefetch}; at least 1 step must be on its way")
+        self._mesh, place = resolve(mesh, rank=rank, coords=coords, dp_rank=dp_rank, dp_size=dp_size)
+        self._coords = place or Coords()
+        self._depth, self._connect_timeout_s = prefetch, connect_timeout_s
+        self._job, self._force = job, force
+        self._pid = os.getpid()
+        self._stats = LoaderStats()
+        # Set by each join. `_state` belongs to the boundary before `_step`, `_state_after` to the next.
+        self.mesh: Mesh
+        self.info: plan_pb2.JoinResponse
+        self._session: int
+        self._step: int
+        self._microbatch: int  # of `_step`, the next to hand out
+        self._num_microbatches: int
+        self._state: dict[str, Any]
+        self._state_after: dict[str, Any]
+        self._batches: list[Batch]  # of `_step`, while it is handed out
+        self._ended: bool
+        self._running = _Running(Transport(address, timeout_s=timeout_s), self._pid)
+        # Runs when the loader is dropped and at exit, so that no thread and no call outlives it.
+        self._finalizer = weakref.finalize(self, self._running.close)
+        try:
+            self._join(Checkpoint.from_dict(state) if state is not None else None)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- iteration
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        self._check_usable()
+        if not self._batches:
+            self._take_step()
+        if self._ended:
+            raise StopIteration
+        batch = self._batches[self._microbatch]
+        self._microbatch += 1
+        if batch.is_last_microbatch:
+            self._state, self._step = self._state_after, self._step + 1
+            self._batches, self._microbatch = [], 0
+        return batch
+
+    def _take_step(self) -> None:
+        if self._ended:
+            return
+        running = self._running
+        if running.prefetch is None:
+            running.prefetch = Prefetch(running.transport, self._start_read, self._step, self._depth)
+        began = time.perf_counter()
+        try:
+            frame = running.prefetch.take()
+        except Exception:
+            running.stop_prefetch()  # the next call starts afresh, at the same step
+            raise
+        waited = time.perf_counter() - began
+        self._batches = split(frame)
+        self._ended = not self._batches
+        if self._ended:
+            return
+        self._state_after = frame.meta["state"]
+        self._count(frame, waited)
+        self._num_microbatches = len(self._batches)
+
+    def _count(self, frame: Frame, waited: float) -> None:
+        stats = self._stats
+        self._stats = replace(
+            stats,
+            steps=stats.steps + 1,
+            wait_s=stats.wait_s + waited,
+            num_bytes=stats.num_bytes + frame.num_bytes,
+        )
+
+    def read(self, step: int) -> list[Batch]:
+        """All microbatches of any step of this session; empty when the data ends before it.
+
+        Does not touch the iteration. May be repeated: the same batches come each time.
+        """
+        self._check_usable()
+        transport = self._running.transport
+        return split(transport.finish_read(self._start_read(step)))
+
+    def _start_read(self, step: int, stop: threading.Event | None = None) -> PendingRead:
+        return _start_read(self._running.transport, self._session, self._coords, step, stop)
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration stands, as JSON-able values: a few kilobytes, the same on every rank.
+
+        After the last microbatch of a step (`batch.is_last_microbatch`) it fits any mesh; in the middle of a
+        step, only one with the same dp and cp.
+        """
+        return Checkpoint(
+            service=self._state,
+            step=self._step,
+            microbatch=self._microbatch,
+            num_microbatches=self._num_microbatches,
+            dp=self.mesh.dp,
+            cp=self.mesh.cp,
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; all ranks must. Steps read ahead are thrown away."""
+        self._check_usable()
+        self._join(Checkpoint.from_dict(state))
+
+    def _join(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None and self._mesh is not None:
+            checkpoint.check(self._mesh)  # before the service starts a session for it
+        self._running.stop_prefetch()
+        response = self._running.transport.join(
+            self._join_request(checkpoint), timeout_s=self._connect_timeout_s
+        )
+        mesh = Mesh(**{axis: max(getattr(response.mesh, axis), 1) for axis in AXES})
+        if self._mesh is None and mesh.world_size > 1:
+            raise MeshMismatchError(
+                f"the service is configured for {mesh}: say which of its {mesh.world_size} ranks this is, "
+                "with mesh= and rank=; or mesh=Mesh(dp=1), for all data in one process"
+            )
+        if checkpoint is not None:
+            checkpoint.check(mesh, response.num_microbatches)
+        self.mesh, self.info = mesh, response
+        self._session, self._step = response.session, response.start_step
+        self._num_microbatches = response.num_microbatches
+        self._state = self._state_after = json.loads(response.state_json or "{}")
+        self._microbatch = checkpoint.microbatch if checkpoint is not None else 0
+        self._batches, self._ended = [], False
+
+    def _join_request(self, checkpoint: Checkpoint | None) -> plan_pb2.JoinRequest:
+        request = plan_pb2.JoinRequest(
+            protocol=methods.PROTOCOL,
+            client_version=_client_version(),
+            job=self._job or "",
+            force=self._force,
+            coords=coords_message(self._coords),
+            state_json="" if checkpoint is None else checkpoint.service_json,
+        )
+        if self._mesh is not None:
+            request.mesh.CopyFrom(common_pb2.Mesh(**{axis: getattr(self._mesh, axis) for axis in AXES}))
+        return request
+
+    # ---- the rest
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Steps, waiting time and bytes so far."""
+        return self._stats
+
+    @property
+    def coords(self) -> Coords:
+        """This rank's place on `mesh`."""
+        return self._coords
+
+    def __len__(self) -> NoReturn:
+        raise TypeError(
+            "a DataServiceLoader has no length: where the data ends depends on the mixture and what is "
+            "exhausted first. Count steps by batch.step, or bound the loop with itertools.islice"
+        )
+
+    def close(self) -> None:
+        """End the thread and the connection; tells the service that this rank has left. Idempotent."""
+        if self._finalizer.alive and hasattr(self, "_session") and os.getpid() == self._pid:
+            self._running.stop_prefetch()
+            self._running.transport.leave(self._session, self._coords)
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if not self._finalizer.alive:
+            raise DataServiceError("this loader is closed: make another, with state=loader.state_dict()")
+        if os.getpid() != self._pid:
+            raise DataServiceError(
+                "this loader was made in the parent of this process, and its connection does not survive a "
+                "fork: make it in the process that uses it. It needs no DataLoader workers around it"
+            )
+
+
+@dataclass(slots=True)
+class _Running:
+    """What must be ended with a loader; it does not know the loader, so that that can be dropped."""
+
+    transport: Transport
+    pid: int
+    prefetch: Prefetch | None = None
+
+    def stop_prefetch(self) -> None:
+        prefetch, self.prefetch = self.prefetch, None
+        if prefetch is not None:
+            prefetch.stop()
+
+    def close(self) -> None:
+        if os.getpid() == self.pid:  # in a forked child the threads are the parent's
+            self.stop_prefetch()
+            self.transport.close()
+
+
+def _start_read(
+    transport: Transport, session: int, coords: Coords, step: int, stop: threading.Event | None
+) -> PendingRead:
+    request = constructor_service_pb2.ReadRequest(session=session, step=step, coords=coords_message(coords))
+    return transport.start_read(request, stop)
+
+
+def _client_version() -> str:
+    try:
+        return version("dataloader-svc")
+    except PackageNotFoundError:
+        return "source tree"

@@ -1,0 +1,101 @@
+"""Steps read ahead of the trainer by one thread, in order.
+
+`depth` steps are asked for before they are needed, so that the service builds and sends them while the
+trainer computes; each is taken in as soon as it comes. No more than `depth` are held, whatever the trainer
+does: that is the client's memory. Knows nothing of microbatches or states (`loader.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from dataloader_client.transport import Closed, PendingRead, Transport
+from dataloader_client.wire import Frame
+
+
+class Prefetch:
+    """Frames of steps from the first on: `take` them in order; `stop` when done. Starts its thread at once.
+
+    start(step, stop) sends a read; the transport finishes it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        start: Callable[[int, threading.Event], PendingRead],
+        first_step: int,
+        depth: int,
+    ) -> None:
+        self._transport = transport
+        self._start = start
+        self._step = first_step
+        self._depth = depth
+        self._stop = threading.Event()
+        self._change = threading.Condition()
+        self._pending: deque[PendingRead] = deque()
+        self._ready: deque[Frame] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="dataloader-prefetch", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Frame:
+        """The next frame; blocks. The frame that says that the data has ended comes once, as the last.
+
+        Raises what reading it raised; then, this object is used up.
+        """
+        with self._change:
+            # A wait without time limit: signals still reach the main thread here.
+            self._change.wait_for(lambda: self._ready or self._error is not None)
+            if self._ready:
+                frame = self._ready.popleft()
+                self._change.notify_all()
+                return frame
+            assert self._error is not None
+            raise self._error
+
+    def stop(self) -> None:
+        """End the thread and all reads. Idempotent; may be called from any thread."""
+        with self._change:
+            self._stop.set()
+            for pending in self._pending:
+                pending.cancel()
+            self._change.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._fill():
+                frame = self._transport.finish_read(self._pending[0])
+                with self._change:
+                    self._pending.popleft()
+                    self._ready.append(frame)
+                    self._ended = bool(frame.meta.get("end"))
+                    self._change.notify_all()
+        except BaseException as error:
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+        finally:
+            with self._change:
+                for pending in self._pending:
+                    pending.cancel()
+
+    def _fill(self) -> bool:
+        """Wait for room and ask for as many steps as there is room for; False when there is nothing to do."""
+        with self._change:
+            self._change.wait_for(lambda: self._stop.is_set() or self._ended or self._room() or self._pending)
+            if self._stop.is_set():
+                raise Closed
+            if self._ended:
+                return False
+            while self._room():
+                self._pending.append(self._start(self._step, self._stop))
+                self._step += 1
+            return True
+
+    def _room(self) -> bool:
+        return len(self._pending) + len(self._ready) < self._depth

@@ -1,0 +1,254 @@
+"""Join, read and leave over gRPC: idempotent calls, repeated while the service is away.
+
+Everything here may be asked again at any time, so whatever is only "not there now" (a restarting role, a
+refused connection, no memory at the moment) is retried with growing pauses until the caller's time is up,
+and then becomes ServiceUnavailableError; whatever the service decided is raised at once. Blocking; safe from
+several threads. Knows nothing of the order of steps (`loader.py`) nor of what a frame holds (`batch.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from dataloader_client import methods, wire
+from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client.errors import (
+    DataServiceError,
+    DataStoppedError,
+    MeshMismatchError,
+    ServiceUnavailableError,
+    SessionSupersededError,
+    StateMismatchError,
+    VersionMismatchError,
+    WireError,
+)
+from dataloader_client.mesh import AXES, Coords
+
+Result = TypeVar("Result")
+
+ERROR_KEY = "dataloader-error"
+"""Trailing metadata that names the service's error class."""
+
+_BY_NAME: dict[str, type[DataServiceError]] = {
+    "MeshError": MeshMismatchError,
+    "StateError": StateMismatchError,
+    "VersionError": VersionMismatchError,
+    "SessionSuperseded": SessionSupersededError,
+}
+
+_RETRYABLE_NAMES = frozenset({"PeerError", "Overloaded", "NotLeader"})
+_RETRYABLE_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+_LEAVE_TIMEOUT_S = 1.0
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 20_000),  # a peer that stopped without closing is noticed in half a minute
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A channel of our own: gRPC would else share one, and its back-off, between loaders of a process.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Retryable(Exception):
+    """Not there now; `str` says what was heard."""
+
+
+class Closed(Exception):
+    """The transport was closed while somebody waited."""
+
+
+def channel_options(address: str) -> tuple[tuple[str, int], ...]:
+    """OPTIONS, and no proxy from the environment where `address` is this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return (*OPTIONS, ("grpc.enable_http_proxy", 0)) if local else OPTIONS
+
+
+@dataclass(slots=True)
+class PendingRead:
+    """A read under way: the service may already be building and sending. `stop` ends it from outside."""
+
+    request: constructor_service_pb2.ReadRequest
+    stop: threading.Event
+    call: Any = None  # grpc's iterator of messages; its type is private
+
+    def cancel(self) -> None:
+        """Let go of it; whoever is in `finish_read` gets Closed."""
+        self.stop.set()
+        self.call.cancel()
+
+
+class Transport:
+    """A client's connection to the service, and to the constructor that serves this rank.
+
+    address     the service's public address, HOST:PORT
+    timeout_s   how long the service may be away, or a step take, before a read fails
+    """
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._lock = threading.Lock()  # of the two below: the prefetching thread may be redirected
+        self._data_address = address
+        self._data_channel = self._channel
+        self._joined: tuple[plan_pb2.JoinRequest, int] | None = None  # and its session
+        self._closed = threading.Event()
+
+    def join(self, request: plan_pb2.JoinRequest, *, timeout_s: float) -> plan_pb2.JoinResponse:
+        """Take part; remembers where this rank's constructor is. Retried for `timeout_s`."""
+        what = f"nobody answers at {self.address}"
+        response = _retrying(lambda left: self._join(request, left), timeout_s, self._closed, what)
+        self._joined = (request, response.session)
+        return response
+
+    def _join(self, request: plan_pb2.JoinRequest, timeout_s: float) -> plan_pb2.JoinResponse:
+        call = self._channel.unary_unary(
+            methods.JOIN.path,
+            request_serializer=methods.JOIN.request.SerializeToString,
+            response_deserializer=methods.JOIN.response.FromString,
+        )
+        with _translated(self.address, self._closed):
+            response: plan_pb2.JoinResponse = call(request, timeout=timeout_s)
+        self._redirect(response.address or self.address)
+        return response
+
+    def _redirect(self, address: str) -> None:
+        with self._lock:
+            if address == self._data_address:
+                return
+            before, self._data_address = self._data_channel, address
+            self._data_channel = (
+                self._channel
+                if address == self.address
+                else grpc.insecure_channel(address, options=channel_options(address))
+            )
+        if before is not self._channel:
+            before.close()
+
+    def _find_again(self, timeout_s: float) -> None:
+        """Ask where this rank's constructor is now, unless it is the one that is asked."""
+        if self._data_address == self.address or self._joined is None:
+            return
+        request, session = self._joined
+        if self._join(request, timeout_s).session != session:
+            raise SessionSupersededError(f"session {session} is over: join again")
+
+    def start_read(
+        self, request: constructor_service_pb2.ReadRequest, stop: threading.Event | None = None
+    ) -> PendingRead:
+        """Ask for a step now; `finish_read` takes it in. `stop` ends the wait for it from another thread."""
+        pending = PendingRead(request, stop or self._closed)
+        with _translated(self._data_address, pending.stop):
+            self._open(pending, self.timeout_s)
+        return pending
+
+    def _open(self, pending: PendingRead, timeout_s: float) -> None:
+        stub: Any = self._data_channel.unary_stream(
+            methods.READ.path, request_serializer=methods.READ.request.SerializeToString
+        )
+        pending.call = stub(pending.request, timeout=timeout_s)
+
+    def finish_read(self, pending: PendingRead) -> wire.Frame:
+        """The step's frame; asked for again while the service is away. Raises what the service raised."""
+        first = True
+
+        def attempt(left_s: float) -> wire.Frame:
+            nonlocal first
+            again, first = not first, False
+            with _translated(self._data_address, pending.stop):
+                if again:
+                    self._find_again(left_s)
+                    self._open(pending, left_s)
+                return wire.decode(pending.call)
+
+        what = f"step {pending.request.step} does not come from {self.address}"
+        return _retrying(attempt, self.timeout_s, pending.stop, what)
+
+    def leave(self, session: int, coords: Coords) -> None:
+        """Say that this rank reads no more; unheard, it costs the service some memory for a while."""
+        request = constructor_service_pb2.LeaveRequest(session=session, coords=coords_message(coords))
+        call: Any = self._data_channel.unary_unary(
+            methods.LEAVE.path, request_serializer=methods.LEAVE.request.SerializeToString
+        )
+        with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: the channel is closed
+            call(request, timeout=_LEAVE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End what is in flight; whoever waits gets Closed. Idempotent."""
+        self._closed.set()
+        self._data_channel.close()
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def _translated(where: str, stop: threading.Event) -> Iterator[None]:
+    """GRPC's errors as ours or Retryable; any error at all as Closed once `stop` is set."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        if stop.is_set():
+            raise Closed from None
+        raise error_of(error, where) from None
+    except ValueError as error:  # gRPC's word for a closed channel
+        if stop.is_set():
+            raise Closed from None
+        raise Retryable(str(error)) from None
+
+
+def _retrying(
+    attempt: Callable[[float], Result], timeout_s: float, stop: threading.Event, what: str
+) -> Result:
+    """The first attempt that is not Retryable; each is given the seconds left of `timeout_s`."""
+    until = time.monotonic() + timeout_s
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            return attempt(max(until - time.monotonic(), _FIRST_PAUSE_S))
+        except Retryable as problem:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise ServiceUnavailableError(
+                    f"{what}, for {timeout_s:g} s now (last heard: {problem}). Does `dataloader-svc serve` "
+                    "run, is this the address that it printed, and what does its log say?"
+                ) from None
+            if stop.wait(min(pause, left)):
+                raise Closed from None
+            pause = min(2 * pause, _LAST_PAUSE_S)
+
+
+def error_of(error: grpc.RpcError, where: str) -> Exception:
+    """What a failed call means to a trainer: one of our errors, or Retryable."""
+    assert isinstance(error, grpc.Call)
+    code, text = error.code(), error.details() or ""
+    metadata: Any = error.trailing_metadata() or ()
+    name = next((str(value) for key, value in metadata if key == ERROR_KEY), "")
+    if name in _RETRYABLE_NAMES or (not name and code in _RETRYABLE_CODES):
+        return Retryable(text or code.name)
+    if name:
+        return _BY_NAME.get(name, DataStoppedError)(text)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Retryable(f"{where} took the call and gave no answer in time")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return WireError(f"{where} is a gRPC server, but no dataloader-svc: check the address ({text})")
+    return DataStoppedError(f"{where} failed: {code.name}: {text}")
+
+
+def coords_message(coords: Coords) -> common_pb2.Coords:
+    """For the wire."""
+    return common_pb2.Coords(**{axis: getattr(coords, axis) for axis in AXES})
