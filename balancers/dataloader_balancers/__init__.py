@@ -11,7 +11,7 @@ from dataloader_balancers.assign import BALANCERS, two_phase_lpt
 from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
-from dataloader_balancers.pack import PACKERS
+from dataloader_balancers.pack import PACKERS, Limit
 
 __all__ = [
     "BALANCERS",
@@ -19,6 +19,7 @@ __all__ = [
     "PACKERS",
     "EncoderCost",
     "Floor",
+    "Limit",
     "LlmCost",
     "floor",
     "gap",
