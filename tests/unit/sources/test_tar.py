@@ -69,6 +69,15 @@ def test_sizes_in_base_256_and_pax():
         assert member.size == 9 * 2**30
 
 
+def test_a_size_of_a_folder_or_link_is_a_hint_without_data():
+    data = b""
+    for kind in (tarfile.DIRTYPE, tarfile.LNKTYPE):
+        header = tarfile.TarInfo("x")
+        header.type, header.size = kind, 4096
+        data += header.tobuf(tarfile.USTAR_FORMAT)
+    assert [member.name for member in walk(data + archive([("a.txt", b"x", "f")], "ustar"))] == ["a.txt"]
+
+
 def test_names_that_are_not_utf8_can_be_printed():
     data = archive([("a.txt", b"x", "f")], "gnu")
     block = bytearray(data[:BLOCK])
