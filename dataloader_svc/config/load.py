@@ -6,6 +6,7 @@ from the environment. Relative paths in the file are relative to the file's fold
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import types
@@ -18,7 +19,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dataloader_svc.config.schema import Config, MixtureStep
+from dataloader_svc.config.cross import cross_problems
+from dataloader_svc.config.schema import FIELDS_ALONE, Config, MixtureStep
 from dataloader_svc.errors import ConfigProblems
 from dataloader_svc.registry import nearest
 
@@ -49,26 +51,71 @@ def load_config(path: str | Path, environ: Mapping[str, str] | None = None) -> L
     Raises ConfigProblems with a line for each problem: unreadable file, broken YAML, unknown or missing
     fields, wrong values, and what is wrong between fields.
     """
+    loaded, problems = read_config(path, environ)
+    if problems or loaded is None:
+        raise ConfigProblems(problems)
+    return loaded
+
+
+def read_config(
+    path: str | Path, environ: Mapping[str, str] | None = None
+) -> tuple[LoadedConfig | None, list[str]]:
+    """The same for who goes on looking: the problems, and the configuration as far as there is one.
+
+    Where problems are given, optional fields that are wrong have their defaults in it, so that what is fine
+    can be held against the data in the same pass; None where a required one is wrong.
+    """
     path = Path(path).absolute()
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigProblems([f"{path}: not UTF-8 text: {error}"]) from None
+        return None, [f"{path}: not UTF-8 text: {error}"]
     except OSError as error:
-        raise ConfigProblems([f"{path}: can't be read: {error.strerror}"]) from None
+        return None, [f"{path}: can't be read: {error.strerror}"]
     reader = _Reader(path, os.environ if environ is None else environ)
-    data = reader.read(text)
-    if not isinstance(data, dict):
-        raise ConfigProblems([f"{path}:1: expected a mapping of fields, found {type(data).__name__}"])
-    problems = list(reader.problems)
-    config = None
     try:
-        config = Config.model_validate(data)
+        data = reader.read(text)
+    except ConfigProblems as error:
+        return None, error.problems
+    if not isinstance(data, dict):
+        return None, [f"{path}:1: expected a mapping of fields, found {type(data).__name__}"]
+    config, found = _validate(data, reader.problems)
+    problems = {_problem(path, reader.lines, place, message) for place, message in found}
+    loaded = None if config is None else LoadedConfig(config, path, reader.lines)
+    return loaded, sorted(problems, key=lambda line: (_line_number(line), line))
+
+
+def _validate(
+    data: dict[str, Any], noted: list[tuple[Place, str]]
+) -> tuple[Config | None, list[tuple[Place, str]]]:
+    """The configuration, and what is wrong: `noted` while reading, in a field, and between fields."""
+    found = list(noted)
+    try:
+        Config.model_validate(data, context=FIELDS_ALONE)
     except ValidationError as error:
-        problems += [_problem(path, reader.lines, place, text) for place, text in _explain(error)]
-    if problems or config is None:
-        raise ConfigProblems(sorted(set(problems), key=_line_number))
-    return LoadedConfig(config, path, reader.lines)
+        known = {place for place, _ in noted}
+        found += [(place, message) for place, message in _explain(error) if place not in known]
+    try:
+        config = Config.model_validate(_without(data, found), context=FIELDS_ALONE)
+    except ValidationError:
+        return None, found
+    known = {place for place, _ in found}
+    return config, found + [problem for problem in cross_problems(config) if problem[0] not in known]
+
+
+def _without(data: dict[str, Any], found: list[tuple[Place, str]]) -> dict[str, Any]:
+    """A copy of `data` that lacks the fields found to be wrong, as far as others do not depend on them."""
+    rest = copy.deepcopy(data)
+    for place, _ in found:
+        *path, last = place or ("",)
+        if path[:1] == ["mixture"] or path == ["sources"]:
+            continue  # without a source, or a weight, what names it would look wrong
+        inner: Any = rest
+        for key in path:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.pop(last, None)
+    return rest
 
 
 def _problem(path: Path, lines: Mapping[Place, int], place: Place, message: str) -> str:
@@ -91,7 +138,7 @@ class _Reader:
         self.path = path
         self.environ = environ
         self.lines: dict[Place, int] = {}
-        self.problems: list[str] = []
+        self.problems: list[tuple[Place, str]] = []
 
     def read(self, text: str) -> Any:
         self._loader = yaml.SafeLoader(text)
@@ -153,18 +200,14 @@ class _Reader:
         return value
 
     def _note(self, node: yaml.Node, place: Place, message: str) -> None:
-        name = ".".join(str(part) for part in place)
-        self.problems.append(f"{self.path}:{node.start_mark.line + 1}: {name}: {message}")
+        self.lines[place] = node.start_mark.line + 1
+        self.problems.append((place, message))
 
 
 def _explain(error: ValidationError) -> list[tuple[Place, str]]:
     """Pydantic's errors as places and sentences; unions count once."""
     found: dict[Place, str] = {}
     for item in error.errors():
-        if item["type"] == "across_fields":
-            for place, message in item["ctx"]["problems"]:
-                found.setdefault(tuple(place), message)
-            continue
         place, model = _walk(item["loc"])
         found.setdefault(place, _sentence(dict(item), model, place))
     return list(found.items())

@@ -1,8 +1,8 @@
 """The YAML of a job as frozen models: the one place where defaults live.
 
-Knows nothing of files (`load.py` reads them) nor of what the values do. Field descriptions are the
-reference that `docs/configuration.md` is generated from, so they are written for the person who
-configures. A default that was measured or taken from somewhere says so.
+Knows nothing of files (`load.py` reads them) nor of what the values do; `cross.py` holds them against each
+other. Field descriptions are the reference that `docs/configuration.md` is generated from, so they are
+written for the person who configures. A default that was measured or taken from somewhere says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from dataloader_svc.registry import nearest
+from dataloader_svc.config.cross import cross_problems
 
 _SIZES = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -29,6 +37,9 @@ def parse_size(value: object) -> object:
         raise ValueError("expected a size such as 512MiB or 4GiB (KiB, MiB, GiB, KB, MB, GB)")
     return int(float(match[1]) * _SIZES[match[2].lower()])
 
+
+FIELDS_ALONE = {"fields": "alone"}
+"""As pydantic's `context`: don't look between fields. `load.py` does so itself, to place what it finds."""
 
 Bytes = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 
@@ -346,11 +357,11 @@ class Config(Model):
         return batch.sequences if batch.sequences is not None else (batch.tokens or 0) // self.sequence_length
 
     @model_validator(mode="after")
-    def _across_fields(self) -> Config:
-        problems = cross_problems(self)
+    def _across_fields(self, info: ValidationInfo) -> Config:
+        problems = [] if info.context is FIELDS_ALONE else cross_problems(self)
         if problems:
             text = "; ".join(f"{'.'.join(map(str, loc))}: {message}" for loc, message in problems)
-            raise PydanticCustomError("across_fields", "{text}", {"text": text, "problems": problems})
+            raise PydanticCustomError("across_fields", "{text}", {"text": text})
         return self
 
     @field_validator("sources")
@@ -363,47 +374,3 @@ class Config(Model):
                     "and not step, ramp or weights"
                 )
         return sources
-
-
-Problem = tuple[tuple[str | int, ...], str]
-"""A field's place, as keys from the top, and what is wrong with it."""
-
-
-def cross_problems(config: Config) -> list[Problem]:
-    """What is wrong between fields that are each fine."""
-    problems: list[Problem] = []
-    batch = config.global_batch
-    if batch.tokens is not None and batch.tokens % config.sequence_length:
-        problems.append(
-            (
-                ("global_batch", "tokens"),
-                f"{batch.tokens} is not a multiple of sequence_length {config.sequence_length}",
-            )
-        )
-    elif config.num_sequences % batch.per_microbatch:
-        problems.append(
-            (
-                ("global_batch", "per_microbatch"),
-                f"{batch.per_microbatch} does not divide {config.num_sequences} sequences",
-            )
-        )
-    names = sorted(config.sources)
-    for number, entry in enumerate(config.mixture.schedule):
-        for name in entry.weights:
-            if name not in config.sources:
-                message = f"no source is called {name!r}; sources: {', '.join(names)}{nearest(name, names)}"
-                problems.append((("mixture", "schedule", number, name), message))
-    weighted = {name for entry in config.mixture.schedule for name, w in entry.weights.items() if w > 0}
-    for name, source in config.sources.items():
-        if name not in weighted:
-            problems.append((("sources", name), "no entry of mixture.schedule gives it a weight above zero"))
-        for kind in ("image", "video"):
-            if getattr(source, kind) is not None and getattr(config.media_tokens, kind) is None:
-                message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
-                problems.append((("media_tokens", kind), message))
-    geometry = config.images
-    smallest = max(1, -(-geometry.min_pixels // (geometry.patch * geometry.merge) ** 2))
-    if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
-        message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
-        problems.append((("sequence_length",), f"{message} (images.min_pixels {geometry.min_pixels})"))
-    return problems

@@ -1,0 +1,101 @@
+"""What is wrong between fields of a configuration that are each fine by themselves.
+
+`schema.py` asks when a `Config` is built. To add a check, yield its place, as keys from the top, and a
+sentence with what was found and what is allowed. Knows nothing of files: `check` finds what those hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dataloader_balancers import BALANCERS, PACKERS
+from dataloader_balancers.cost import PRESETS
+
+from dataloader_svc.registry import nearest
+
+if TYPE_CHECKING:  # the models ask here while they are built
+    from dataloader_svc.config.schema import Config, Strategy
+
+Problem = tuple[tuple[str | int, ...], str]
+"""A field's place, as keys from the top, and what is wrong with it."""
+
+
+def cross_problems(config: Config) -> list[Problem]:
+    """What is wrong between fields that are each fine."""
+    return [
+        *_batch_problems(config),
+        *_mixture_problems(config),
+        *_media_problems(config),
+        *_strategy_problems(config.strategy),
+    ]
+
+
+def _batch_problems(config: Config) -> Iterator[Problem]:
+    batch, mesh = config.global_batch, config.mesh
+    if batch.tokens is not None and batch.tokens % config.sequence_length:
+        message = f"{batch.tokens} is not a multiple of sequence_length {config.sequence_length}"
+        yield ("global_batch", "tokens"), message
+        return
+    if config.num_sequences % batch.per_microbatch:
+        message = f"{batch.per_microbatch} does not divide {config.num_sequences} sequences"
+        yield ("global_batch", "per_microbatch"), message
+    elif config.num_sequences % (mesh.dp * batch.per_microbatch):
+        microbatches = config.num_sequences // batch.per_microbatch
+        fitting = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
+        message = (
+            f"{mesh.dp} ranks can't share {microbatches} microbatches (global_batch: {config.num_sequences} "
+            f"sequences, {batch.per_microbatch} in a microbatch) evenly; dp that fits: {_listed(fitting)}"
+        )
+        yield ("mesh", "dp"), message
+    length, slices = config.sequence_length, 2 * mesh.cp
+    if mesh.cp > 1 and length % slices:
+        message = (
+            f"sequence_length {length} is not a multiple of 2 * cp = {slices} (each cp rank takes two slices "
+            f"of a sequence); the next that is: {-(-length // slices) * slices}"
+        )
+        yield ("mesh", "cp"), message
+
+
+def _listed(numbers: list[int], most: int = 8) -> str:
+    """The numbers, the middle left out where there are many."""
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown if len(shown) <= most else [*shown[: most - 2], "...", shown[-1]])
+
+
+def _mixture_problems(config: Config) -> Iterator[Problem]:
+    names = sorted(config.sources)
+    for number, entry in enumerate(config.mixture.schedule):
+        for name in entry.weights:
+            if name not in config.sources:
+                message = f"no source is called {name!r}; sources: {', '.join(names)}{nearest(name, names)}"
+                yield ("mixture", "schedule", number, name), message
+    weighted = {name for entry in config.mixture.schedule for name, w in entry.weights.items() if w > 0}
+    for name in config.sources:
+        if name not in weighted:
+            yield ("sources", name), "no entry of mixture.schedule gives it a weight above zero"
+
+
+def _media_problems(config: Config) -> Iterator[Problem]:
+    for name, source in config.sources.items():
+        for kind in ("image", "video"):
+            if getattr(source, kind) is not None and getattr(config.media_tokens, kind) is None:
+                message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
+                yield ("media_tokens", kind), message
+    geometry = config.images
+    smallest = max(1, -(-geometry.min_pixels // (geometry.patch * geometry.merge) ** 2))
+    if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
+        message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
+        yield ("sequence_length",), f"{message} (images.min_pixels {geometry.min_pixels})"
+
+
+def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
+    named = (
+        (("strategy", "pack"), "packer", strategy.pack, PACKERS),
+        (("strategy", "balance"), "balancer", strategy.balance, BALANCERS),
+        (("strategy", "cost", "llm", "model"), "model", strategy.cost.llm.model, PRESETS),
+    )
+    for place, kind, name, known in named:
+        if name is not None and name not in known:
+            names = sorted(known)
+            yield place, f"unknown {kind} {name!r}; known: {', '.join(names)}{nearest(name, names)}"
