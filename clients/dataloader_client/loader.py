@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -131,7 +132,9 @@ class DataServiceLoader:
             return
         running = self._running
         if running.prefetch is None:
-            running.prefetch = Prefetch(running.transport, self._start_read, self._step, self._depth)
+            # Not a bound method: the thread must not keep this loader alive.
+            start = partial(_start_read, running.transport, self._session, self._coords)
+            running.prefetch = Prefetch(running.transport, start, self._step, self._depth)
         began = time.perf_counter()
         try:
             frame = running.prefetch.take()
@@ -163,10 +166,7 @@ class DataServiceLoader:
         """
         self._check_usable()
         transport = self._running.transport
-        return split(transport.finish_read(self._start_read(step)))
-
-    def _start_read(self, step: int, stop: threading.Event | None = None) -> PendingRead:
-        return _start_read(self._running.transport, self._session, self._coords, step, stop)
+        return split(transport.finish_read(_start_read(transport, self._session, self._coords, step)))
 
     # ---- state
 
@@ -288,7 +288,7 @@ class _Running:
 
 
 def _start_read(
-    transport: Transport, session: int, coords: Coords, step: int, stop: threading.Event | None
+    transport: Transport, session: int, coords: Coords, step: int, stop: threading.Event | None = None
 ) -> PendingRead:
     request = constructor_service_pb2.ReadRequest(session=session, step=step, coords=coords_message(coords))
     return transport.start_read(request, stop)

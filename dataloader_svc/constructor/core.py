@@ -9,7 +9,7 @@ steps, ranks and bytes; no plan, no array, no clock, no network. What it guarant
 - each rank's reads can be repeated, in any order.
 
 An idle step becomes planned by `Planned`, is `building` from StartBuild to Built or BuildFailed, then `ready`
-until dropped. `docs/states.md` tells the odd cases.
+until dropped.
 """
 
 from __future__ import annotations

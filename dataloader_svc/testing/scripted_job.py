@@ -128,6 +128,14 @@ class JobThread:
         """Run to its end on the job's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
+    async def _end(self) -> None:
+        await self.job.close()
+        # As asyncio.run does at its end: gRPC's own tasks see their cancellation before the loop closes.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def __enter__(self) -> Self:
         self._thread.start()
         self.do(self.job.start())
@@ -136,7 +144,7 @@ class JobThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.do(self.job.close())
+        self.do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
