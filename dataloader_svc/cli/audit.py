@@ -170,7 +170,7 @@ def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Findin
             return findings
     if run.steps:
         state = run.steps[-1].state
-        waiting = [(p[0], p[1], p[2], p[4], p[5]) for p in state["waiting"]]
+        waiting = [tuple(run[:5]) for run in state["waiting"]]  # (source, epoch, position, start, length)
         findings += check_once(run.steps, run.skipped, waiting, state, _rows(loaded), run.mesh)
         schedule = [entry.model_dump() for entry in config.mixture.schedule]
         if not state.get("ended"):
