@@ -8,7 +8,7 @@ Every balancer has one signature and one contract (`dataloader_svc.testing.balan
 
     assign(costs, num_ranks, per_rank=None) -> int32 (n,)
 
-    costs     float (n,), predicted time of each item, finite, not negative
+    costs     float (n,), predicted time of each item, 0 to 1e300
     per_rank  most items of a rank; when n = per_rank * num_ranks each gets exactly as many
 
 No rank stays empty while there are at least as many items as ranks. Ties go to the lower index, and no sum
@@ -25,9 +25,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_ROUNDS_FROM = 20_000  # items above which rounds on arrays beat a heap in Python
+# Rounds on arrays beat a heap in Python where there are as many items and ranks as this.
+_ROUNDS_FROM_ITEMS, _ROUNDS_FROM_RANKS = 20_000, 1024
+_SWAP_UP_TO = 20_000  # items; with more, the greedy rule alone is near enough
 _MAX_SWAPS = 200
 _PARTNERS = 16  # cheapest ranks that the dearest tries to swap with
+_DEAREST = 1e300  # so that no sum overflows
 _NEAR = 1e-4  # share of the floor that no swap is worth
 
 
@@ -69,21 +72,20 @@ def lpt(costs: ArrayLike, num_ranks: int, per_rank: int | None = None) -> NDArra
     """Longest processing time first: the dearest item to the cheapest rank (Graham 1969, SIAM J. Appl. Math.
     17). Of equally cheap ranks the one with fewer items, then the first.
 
-    Up to 20,000 items: without `per_rank` at most 4/3 - 1/(3R) times the best possible; with it the same rule
-    among ranks that have a place left, then swaps between the dearest and the cheapest while they help
-    (heuristic). Above, the R/8 dearest items go to the R/8 cheapest ranks at a time, on arrays: without
-    `per_rank` at most 8/7 of the mean load plus the dearest item, in practice as good as one by one.
+    Without `per_rank` at most 4/3 - 1/(3R) times the best possible. With it the same rule among ranks that
+    have a place left, then, up to 20,000 items, swaps between the dearest and the cheapest while they help
+    (heuristic). From 20,000 items on 1,024 ranks, the R/8 dearest items go to the R/8 cheapest ranks at a
+    time: without `per_rank` at most 8/7 of the mean load plus the dearest item, in practice as good as one by
+    one.
     """
     values = _checked(costs, num_ranks, per_rank)
     limit = len(values) if per_rank is None else per_rank
     order = _descending(values)
     values = values[order]
-    if len(values) > _ROUNDS_FROM:
-        ranks = _lpt_rounds(values, num_ranks, limit)
-    else:
-        ranks = _lpt_heap(values, num_ranks, limit)
-        if per_rank is not None:
-            _swap(values, ranks, num_ranks)
+    large = len(values) >= _ROUNDS_FROM_ITEMS and num_ranks >= _ROUNDS_FROM_RANKS
+    ranks = (_lpt_rounds if large else _lpt_heap)(values, num_ranks, limit)
+    if per_rank is not None and len(values) <= _SWAP_UP_TO:
+        _swap(values, ranks, num_ranks)
     return _unsorted(ranks, order)
 
 
@@ -112,7 +114,7 @@ def _lpt_rounds(values: NDArray[np.float64], num_ranks: int, limit: int) -> NDAr
     start = 0
     while start < len(values):
         taking = count < limit
-        size = min(max(1, num_ranks // 8), len(values) - start, int(np.count_nonzero(taking)))
+        size = min(num_ranks // 8, len(values) - start, int(np.count_nonzero(taking)))
         cheapest = _smallest(np.where(taking, load, np.inf), size)
         chunk = slice(start, start + size)
         result[chunk] = cheapest
@@ -198,8 +200,8 @@ def karmarkar_karp(costs: ArrayLike, num_ranks: int, per_rank: int | None = None
         group = items[start : start + num_ranks]
         heap.append((group[-1][0] - group[0][0], start, group))  # shares descend: the first key is <= 0
     heapq.heapify(heap)
-    while len(heap) > 1:
-        (_, number, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
+    for number in range(len(items), len(items) + len(heap) - 1):  # of equals the oldest: short lists first
+        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
         joined = [(a + b, x + y) for (a, x), (b, y) in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda share: (-share[0], share[1]))
         heapq.heappush(heap, (joined[-1][0] - joined[0][0], number, joined))
@@ -262,10 +264,10 @@ def _checked(costs: ArrayLike, num_ranks: int, per_rank: int | None) -> NDArray[
         raise ValueError(f"costs have shape {values.shape}; one dimension is needed")
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}; at least 1")
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _DEAREST)))
     if len(wrong):
         first = int(wrong[0])
-        raise ValueError(f"item {first} costs {values[first]}; costs are finite and not negative")
+        raise ValueError(f"item {first} costs {values[first]}; allowed are 0 to {_DEAREST}")
     if per_rank is not None and per_rank * num_ranks < len(values):
         raise ValueError(f"{len(values)} items do not fit {num_ranks} ranks of at most {per_rank}")
     return values
