@@ -4,6 +4,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -246,3 +248,18 @@ def test_expired_entries_leave_the_file(path):
             store.put(f"endpoint/{number}", b"", ttl_s=5)
             clock.advance(1)
         assert store._connection.execute("SELECT count(*) FROM entry").fetchone()[0] <= 6
+
+
+def test_many_that_create_the_file_at_once_all_get_a_store(tmp_path):
+    """Without the lock on the folder, some find the file "locked" while another switches it to WAL mode."""
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            barrier = threading.Barrier(8)
+
+            def work(who, path=tmp_path / f"{number}.db", barrier=barrier):
+                barrier.wait()
+                with closing(SqliteStore(path)) as store:
+                    store.put(f"{who}", b"")
+                    return store._connection.execute("PRAGMA journal_mode").fetchone()
+
+            assert set(pool.map(work, range(8))) == {("wal",)}
