@@ -17,7 +17,7 @@ from dataloader_balancers import (
     sequence_cost,
     two_phase_lpt,
 )
-from dataloader_balancers.assign import ORDERED, _lpt_rounds, _smallest
+from dataloader_balancers.assign import ORDERED, _exchange, _lpt_rounds, _smallest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +145,21 @@ def test_swaps_only_lower_the_dearest_rank(costs, ranks, slack):
     greedy = naive_lpt(costs, ranks, limit)
     assert max(naive_loads(ours, costs, ranks)) <= max(naive_loads(greedy, costs, ranks))
     assert max(ours.count(rank) for rank in range(ranks)) <= limit
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=9), st.lists(st.integers(0, 50), min_size=1, max_size=9)
+)
+def test_a_swap_is_the_best_of_all_pairs(dear, cheap):
+    values = np.array([*dear, *cheap], float)
+    mine, theirs = np.arange(len(dear)), np.arange(len(dear), len(values))
+    dear_load, cheap_load = max(sum(dear), sum(cheap)), min(sum(dear), sum(cheap))
+
+    def after(one, two):
+        return max(dear_load - values[one] + values[two], cheap_load + values[one] - values[two])
+
+    found, one, two = _exchange(values, mine, theirs, dear_load, cheap_load)
+    assert found == after(one, two) == min(after(*pair) for pair in itertools.product(mine, theirs))
 
 
 @given(work, st.integers(1, 6))

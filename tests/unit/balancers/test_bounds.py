@@ -4,6 +4,7 @@ from dataloader_balancers import Floor, floor, gap, imbalance, loads
 
 def test_equal_shares_bind_where_no_item_is_dear():
     assert floor([3, 3, 3, 3, 2], 2) == Floor(7.0, "mean", 0)
+    assert floor([5, 5], 2).binding == "mean"
 
 
 def test_an_item_dearer_than_a_share_binds_and_is_named():

@@ -31,7 +31,7 @@ def test_sequences_of_a_step_are_full(name, sigma):
 
 
 def test_balanced_packing_levels_cost_at_the_fill_of_best_fit():
-    """Documents of up to a quarter of a sequence: the floor is the mean, and the spread the packer's doing."""
+    """Documents of up to a quarter of a sequence: the floor is the mean, the spread the packer's doing."""
     cost = LlmCost(linear=1.0, quadratic=1 / 4096)  # attention as dear as the rest at 4,096 tokens
     spreads = {"balanced": [], "best_fit": []}
     for seed in range(4):
