@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
+from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from dataloader_svc.cli.output import (
     config_argument,
@@ -22,58 +21,12 @@ from dataloader_svc.cli.output import (
     progress_console,
     table,
 )
-from dataloader_svc.cli.preflight import problems_of
-from dataloader_svc.config.load import LoadedConfig, load_config
-from dataloader_svc.errors import ConfigProblems, DataloaderError, Reason
-from dataloader_svc.loader.read import HeldBlock, read_block
-from dataloader_svc.loader.rules import sample_rule
-from dataloader_svc.sample import BlockId
-from dataloader_svc.sources.reader import SourceReader
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.cli.preflight import preflight
+from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey
+from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.errors import Reason
 
-
-@dataclass(slots=True)
-class SourceReport:
-    """What was found in one source; the token figures are of its first blocks, the estimate of all."""
-
-    name: str
-    format: str
-    shards: int = 0
-    rows: int = 0
-    rows_read: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
-    bad_example: str = ""
-    lengths: list[int] = field(default_factory=list)
-    media: int = 0
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def mean_tokens(self) -> float:
-        """Over the good rows read."""
-        return float(np.mean(self.lengths)) if self.lengths else 0.0
-
-    @property
-    def tokens_per_epoch(self) -> int:
-        """Estimate: good share of the rows read, times their mean length, times all rows."""
-        return round(self.rows * self.mean_tokens * len(self.lengths) / max(1, self.rows_read))
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        quantiles = np.percentile(self.lengths, [50, 90, 99, 100]).tolist() if self.lengths else [0] * 4
-        return {
-            "format": self.format,
-            "shards": self.shards,
-            "rows": self.rows,
-            "rows_read": self.rows_read,
-            "bad": dict(self.bad),
-            "tokens_per_epoch": self.tokens_per_epoch,
-            "tokens": {
-                "mean": self.mean_tokens,
-                **dict(zip(("p50", "p90", "p99", "max"), quantiles, strict=True)),
-            },
-            "media": self.media,
-            "warnings": self.warnings,
-        }
+Reports = Mapping[str, SourceReport]
 
 
 @click.command(
@@ -91,143 +44,122 @@ def command(config: Path, rows: int, *, as_json: bool) -> int:
 
     Prints what is in each source and every problem with file, line and field. Exit code 1 when there are any.
     """
-    try:
-        loaded = load_config(config)
-    except ConfigProblems as error:
-        return _finish([], error.problems, as_json=as_json)
-    problems = list(problems_of(loaded))
-    reports = []
-    with Progress(console=progress_console(), transient=True) as progress, ThreadPoolExecutor(2) as pool:
-        for name in loaded.config.sources:
-            report, found = check_source(loaded, name, rows, progress, pool)
-            reports.append(report)
-            known = "\n".join(problems)
-            problems += [line for line in found if line not in known]
-    return _finish(reports, problems, as_json=as_json, loaded=loaded)
-
-
-def check_source(
-    loaded: LoadedConfig, name: str, rows: int, progress: Progress, pool: Executor
-) -> tuple[SourceReport, list[str]]:
-    """Index a source, read `rows` rows of it and say what is wrong, a line each."""
-    source = loaded.config.sources[name]
-    report = SourceReport(name, source.format)
-    problems: list[str] = []
-    bar = progress.add_task(f"indexing {name}", total=None)
-    try:
-        reader = SourceReader(
-            name,
-            source,
-            loaded.base_dir,
-            loaded.base_dir / loaded.config.index_cache,
-            loaded.config.seed,
-            lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-        report.shards, report.rows = len(reader.index.paths), reader.num_rows
-        report.warnings += reader.index.warnings
-        for shard in reader.index.bad_shards:
-            problems.append(loaded.problem(("sources", name, "path"), f"{shard.path}: {shard.reason}"))
-        for held in _blocks(loaded, reader, rows, pool):
-            _count(report, held)
-            progress.update(
-                bar, description=f"reading {name}", completed=report.rows_read, total=min(rows, report.rows)
-            )
-    except DataloaderError as error:
-        problems.append(loaded.problem(("sources", name), str(error)))
-    finally:
-        progress.remove_task(bar)
-    problems += _judge(loaded, report)
-    return report, problems
-
-
-def _blocks(loaded: LoadedConfig, reader: SourceReader, rows: int, pool: Executor) -> Iterator[HeldBlock]:
-    config = loaded.config
-    tokenizer = Tokenizer.load(loaded.base_dir / config.tokenizer, config.tokenizer_backend)
-    rule = sample_rule(config, reader.name, loaded.base_dir, tokenizer)
-    seen = 0
-    for block in range(reader.order(0).num_blocks):
-        held = read_block(reader, BlockId(reader.name, 0, block), rule, pool)
-        yield held
-        seen += len(held.id_offsets) - 1
-        if seen >= rows:
-            return
-
-
-def _count(report: SourceReport, held: HeldBlock) -> None:
-    lengths = np.diff(held.id_offsets)
-    report.rows_read += len(lengths)
-    report.lengths += lengths[lengths > 0].tolist()
-    report.media += len(held.media.kind)
-    for row in held.bad:
-        report.bad[row.reason] += 1
-        report.bad_example = report.bad_example or f"{row.row}: {row.reason}: {row.detail}"
+    found = preflight(config)
+    problems = list(found.problems)
+    reports: dict[str, SourceReport] = {}
+    if found.loaded is not None:
+        names = [name for name in found.loaded.config.sources if name not in found.unusable]
+        with Progress(console=progress_console(), transient=True) as bars, ThreadPoolExecutor(2) as pool:
+            for name in names:
+                rule = found.rules.get(name)
+                reports[name], wrong = survey(found.loaded, name, rule, rows, bars, pool)
+                problems += [*wrong, *_judge(found.loaded, reports[name])]
+    if as_json:
+        _print_json(found.loaded, reports, problems)
+    else:
+        _print_text(console(), found.loaded, reports, problems)
+    return 1 if problems else 0
 
 
 def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
+    """What is wrong with the rows that were read."""
     source = loaded.config.sources[report.name]
-    bad = sum(report.bad.values())
-    if report.rows_read and bad == report.rows_read:
+    place = ("sources", report.name)
+    bad, good = sum(report.bad.values()), len(report.lengths)
+    if report.rows_read and not good:
         reason, _ = report.bad.most_common(1)[0]
-        place: tuple[str, ...] = ("sources", report.name)
         what = "no row has the mapped fields" if reason == Reason.MISSING_FIELD else "no row can be used"
         yield loaded.problem(place, f"{what}: {report.bad_example}")
     elif bad >= source.max_bad_minimum and bad > source.max_bad_fraction * report.rows_read:
         yield loaded.problem(
-            ("sources", report.name),
+            place,
             f"{bad} of {report.rows_read} rows are bad, above max_bad_fraction {source.max_bad_fraction}; "
             f"first: {report.bad_example}",
         )
-
-
-def _finish(
-    reports: list[SourceReport], problems: list[str], *, as_json: bool, loaded: LoadedConfig | None = None
-) -> int:
-    if as_json:
-        print_json(
-            {"ok": not problems, "sources": {r.name: r.as_json() for r in reports}, "problems": problems}
+    if report.media and report.media_too_long == report.media:
+        yield loaded.problem(
+            ("sequence_length",),
+            f"{loaded.config.sequence_length} is below the tokens of every picture or clip read of "
+            f"{report.name!r}, so all of it would be dropped; raise it, or lower images.max_pixels "
+            "(or a clip's max_frames)",
         )
-        return 1 if problems else 0
-    out = console()
-    if reports:
-        out.print(table("", _COLUMNS, [_row(report) for report in reports]))
+    if report.too_long and source.too_long == "error":
+        message = f"{report.too_long} of {report.rows_read} rows are longer than sequence_length"
+        yield loaded.problem((*place, "too_long"), f"error, and {message}: the job would stop")
+
+
+def _print_json(loaded: LoadedConfig | None, reports: Reports, problems: list[str]) -> None:
+    sources = {name: report.as_json() for name, report in reports.items()}
+    if loaded is not None:
+        for number, entry in enumerate(loaded.config.mixture.schedule):
+            for name, (share, steps) in steps_per_epoch(loaded.config, reports, number).items():
+                last = steps if math.isfinite(steps) else None
+                values = {"step": entry.step, "share": share, "steps_per_epoch": last}
+                sources[name].setdefault("mixture", []).append(values)
+    print_json({"ok": not problems, "sources": sources, "problems": problems})
+
+
+def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, problems: list[str]) -> None:
     if loaded is not None and reports:
-        per_step = loaded.config.num_sequences * loaded.config.sequence_length
-        total = sum(report.tokens_per_epoch for report in reports)
-        out.print(
-            f"\na step is {per_step:,} tokens; one epoch of all sources about {total / per_step:,.0f} steps"
-        )
-    for report in reports:
-        for warning in report.warnings:
-            out.print(f"note: {report.name}: {warning}", markup=False)
-        if report.bad:
-            counts = ", ".join(f"{count} {reason}" for reason, count in report.bad.most_common())
-            out.print(
-                f"note: {report.name}: will be quarantined: {counts}; first: {report.bad_example}",
-                markup=False,
-            )
-    out.print(f"\n{len(problems)} problems" if problems else "\nno problems")
+        out.print(table("", _FOUND, [_found_row(report) for report in reports.values()]))
+        if any(report.lengths for report in reports.values()):
+            out.print()
+            out.print(_token_table(loaded, reports))
+            step = loaded.config.num_sequences * loaded.config.sequence_length
+            out.print(f"\na step is {step:,} tokens; tokens are estimated from the rows read", soft_wrap=True)
+    for report in reports.values():
+        for note in _notes(report):
+            out.print(f"note: {report.name}: {note}", markup=False, soft_wrap=True)
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    out.print(f"\n{count}:" if problems else "\nno problems")
     for line in problems:
         out.print(line, markup=False, soft_wrap=True)
-    return 1 if problems else 0
 
 
-_COLUMNS = (
-    *("source", "format", ">shards", ">rows", ">read", ">bad", ">media"),
-    *(">tokens p50", ">p99", ">max", ">tokens/epoch"),
-)
+_FOUND = ("source", "format", ">shards", ">rows", ">read", ">bad", ">media")
 
 
-def _row(report: SourceReport) -> list[str]:
-    shown = report.as_json()
-    tokens = shown["tokens"]
-    return [
-        report.name,
-        report.format,
-        f"{report.shards:,}",
-        f"{report.rows:,}",
-        f"{report.rows_read:,}",
-        f"{sum(report.bad.values()):,}",
-        f"{report.media:,}",
-        *(f"{tokens[key]:,.0f}" for key in ("p50", "p99", "max")),
-        f"{report.tokens_per_epoch:,}",
-    ]
+def _found_row(report: SourceReport) -> list[str]:
+    bad = sum(report.bad.values())
+    counts = (report.shards, report.rows, report.rows_read, bad, report.media)
+    return [report.name, report.format, *(f"{count:,}" for count in counts)]
+
+
+def _token_table(loaded: LoadedConfig, reports: Reports) -> Table:
+    """Tokens of a row and of an epoch, and how long an epoch lasts with the first and the last weights."""
+    schedule = loaded.config.mixture.schedule
+    entries = sorted({0, len(schedule) - 1})
+    columns = ["tokens of\nsource", ">a row:\np50", ">\np99", ">\nmax", ">an\nepoch"]
+    for number in entries:
+        columns += [f">step {schedule[number].step}:\nshare", ">steps/\nepoch"]
+    lasts = [steps_per_epoch(loaded.config, reports, number) for number in entries]
+    rows = []
+    for name, report in reports.items():
+        tokens = report.quantiles()
+        row = [
+            name,
+            *(f"{tokens[key]:,.0f}" for key in ("p50", "p99", "max")),
+            short(report.tokens_per_epoch),
+        ]
+        for shares in lasts:
+            share, steps = shares[name]
+            row += [f"{share:.1%}", short(steps) if math.isfinite(steps) else "-"]
+        rows.append(row)
+    return table("", columns, rows)
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: 0.5, 45.4, 3.27M. For estimates."""
+    power = min(3, max(0, int(math.log10(max(number, 1)) + 0.0002) // 3))  # 999.6 rounds to 1.00k
+    value = number / 1000**power
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 or not power else 2
+    return f"{value:.{digits}f}{' kMG'[power].strip()}"
+
+
+def _notes(report: SourceReport) -> Iterator[str]:
+    yield from report.warnings
+    if report.bad:
+        counts = ", ".join(f"{count} {reason}" for reason, count in report.bad.most_common())
+        yield f"will be quarantined: {counts}; first: {report.bad_example}"
+    if report.media_too_long:
+        yield f"{report.media_too_long} of {report.media} media exceed a sequence and will be dropped"

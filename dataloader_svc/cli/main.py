@@ -17,6 +17,8 @@ def main(argv: list[str] | None = None) -> None:
     """
     try:
         from dataloader_svc.cli.app import app
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"dataloader-svc: the service's packages are not installed ({error.name} is missing): "
@@ -28,9 +30,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def _run(app: object, argv: list[str] | None) -> int:
     import click
-    from dataloader_client.errors import DataServiceError
-
-    from dataloader_svc.errors import DataloaderError
 
     debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     assert isinstance(app, click.Group)
@@ -42,7 +41,7 @@ def _run(app: object, argv: list[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return 2
-    except (DataloaderError, DataServiceError) as error:
+    except _errors() as error:
         if debug:
             raise
         sys.stderr.write(_text(error))
@@ -55,6 +54,15 @@ def _run(app: object, argv: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What is raised on purpose. Asked for only where something was raised: the client brings gRPC."""
+    from dataloader_client.errors import DataServiceError
+
+    from dataloader_svc.errors import DataloaderError
+
+    return DataloaderError, DataServiceError
 
 
 def _text(error: Exception) -> str:

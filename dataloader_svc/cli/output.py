@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,9 +21,20 @@ config_argument = click.argument("config", type=click.Path(dir_okay=False, path_
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
+PIPE_WIDTH = 240
+"""Columns where stdout is no terminal and COLUMNS says nothing: a row stays a line, for grep and files."""
+
+LEAST_WIDTH = 80
+"""A narrower terminal breaks our lines by itself, which loses nothing; rich would cut them."""
+
+_LEAST_TEXT = 8  # columns that a text is folded to at most
+
+
 def console() -> Console:
     """Where results go. Progress goes to `progress_console`, so that stdout stays clean for pipes."""
-    return Console(highlight=False)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = shutil.get_terminal_size().columns if known else PIPE_WIDTH
+    return Console(highlight=False, width=max(width, LEAST_WIDTH))
 
 
 def progress_console() -> Console:
@@ -34,12 +48,23 @@ def print_json(value: Any) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A plain table; columns whose name begins with `>` are right-aligned."""
-    result = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for column in columns:
-        result.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
-    for row in rows:
-        result.add_row(*(str(cell) for cell in row))
+    """A plain table; columns whose name begins with `>` hold numbers: right-aligned, and never cut or broken.
+
+    Where the terminal is too narrow, texts fold onto further lines, and then the lines grow too long.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    result = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    least = 0
+    for number, name in enumerate(columns):
+        column = [name.lstrip(">"), *(row[number] for row in cells)]
+        longest = max(cell_len(line) for cell in column for line in cell.split("\n"))
+        width = longest if name.startswith(">") else _LEAST_TEXT
+        least += width + 2
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        result.add_column(name.lstrip(">"), justify=justify, overflow="fold", min_width=width)
+    result.min_width = least
+    for row in cells:
+        result.add_row(*row)
     return result
 
 

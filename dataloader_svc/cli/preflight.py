@@ -1,49 +1,107 @@
 """What can be known to be wrong before a process is started: everything that needs no data to be read.
 
-`serve`, `bench`, `preview` and `audit` stop here with all problems at once; `check` goes on and reads.
+`serve`, `bench`, `preview` and `audit` stop here with all problems at once; `check` goes on and reads, by the
+rules that were resolved here: a tokenizer takes seconds to load, so it is loaded once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dataloader_svc import storage
-from dataloader_svc.config.load import LoadedConfig, load_config
+from dataloader_svc.config.load import LoadedConfig, Place, read_config
+from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigProblems, DataloaderError
-from dataloader_svc.loader.rules import sample_rule
+from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.sources.base import SOURCES
 from dataloader_svc.transforms.text import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What a look at the configuration gave.
+
+    loaded     None where the YAML is too broken to go on with
+    problems   lines with file, line and field
+    rules      by source; those that could not be resolved have a problem instead
+    unusable   sources that can't be opened: format or path
+    """
+
+    loaded: LoadedConfig | None
+    problems: tuple[str, ...]
+    rules: Mapping[str, SampleRule]
+    unusable: frozenset[str]
+
+
 def load_checked(path: Path) -> LoadedConfig:
     """A configuration without known problems; raises ConfigProblems with all of them."""
-    loaded = load_config(path)
-    problems = list(problems_of(loaded))
-    if problems:
-        raise ConfigProblems(problems)
-    return loaded
+    found = preflight(path)
+    if found.problems or found.loaded is None:
+        raise ConfigProblems(list(found.problems))
+    return found.loaded
 
 
-def problems_of(loaded: LoadedConfig) -> Iterator[str]:
-    """Lines about formats, paths, tokenizer, token names and templates, each with file, line and field."""
-    config = loaded.config
-    for name, source in config.sources.items():
+def preflight(path: Path) -> Preflight:
+    """Look at the YAML, formats, paths, tokenizer, token names and templates; all that is wrong."""
+    loaded, problems = read_config(path)
+    if loaded is None:
+        return Preflight(None, tuple(problems), {}, frozenset())
+    rules: dict[str, SampleRule] = {}
+    sources = dict(_source_problems(loaded))
+    found = [*problems, *(line for lines in sources.values() for line in lines)]
+    found += _rule_problems(loaded, rules)
+    unusable = frozenset(name for name, lines in sources.items() if lines)
+    return Preflight(loaded, tuple(found), rules, unusable)
+
+
+def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
+    for name, source in loaded.config.sources.items():
+        lines = []
         try:
             SOURCES.get(source.format)
         except DataloaderError as error:
-            yield loaded.problem(("sources", name, "format"), str(error))
+            lines.append(loaded.problem(("sources", name, "format"), str(error)))
         try:
             storage.expand(source.paths, loaded.base_dir)
         except DataloaderError as error:
-            yield loaded.problem(("sources", name, "path"), str(error))
+            lines.append(loaded.problem(("sources", name, "path"), str(error)))
+        yield name, lines
+
+
+def _rule_problems(loaded: LoadedConfig, rules: dict[str, SampleRule]) -> Iterator[str]:
+    """Fills `rules`."""
+    config = loaded.config
     try:
         tokenizer = Tokenizer.load(loaded.base_dir / config.tokenizer, config.tokenizer_backend)
     except DataloaderError as error:
         yield loaded.problem(("tokenizer",), str(error))
         return
+    told: set[str] = set()
+    for place, message in _token_problems(config, tokenizer):
+        told.add(message)
+        yield loaded.problem(place, message)
     for name in config.sources:
         try:
-            sample_rule(config, name, loaded.base_dir, tokenizer)
+            rules[name] = sample_rule(config, name, loaded.base_dir, tokenizer)
         except DataloaderError as error:
-            yield loaded.problem(("sources", name), str(error))
+            if str(error) not in told:  # every source meets the job's tokens again
+                yield loaded.problem(("sources", name), str(error))
+
+
+def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Place, str]]:
+    """Names that the vocabulary lacks, at the fields that give them."""
+    lookups: list[tuple[Place, Callable[[], object]]] = [
+        (("eos",), lambda: tokenizer.eos_id(config.eos)),
+        (("bos",), lambda: tokenizer.bos_id(config.bos)),
+    ]
+    for kind, token in (("image", config.media_tokens.image), ("video", config.media_tokens.video)):
+        if token is not None:
+            lookups.append((("media_tokens", kind), partial(tokenizer.token_id, token)))
+    for place, lookup in lookups:
+        try:
+            lookup()
+        except DataloaderError as error:
+            yield place, str(error)

@@ -1,0 +1,163 @@
+"""What is in a source: its shards and rows, and the tokens, media and bad rows of its first blocks.
+
+Reads as the loaders do, in the order of epoch 0, so that what it says is what a job would meet. `check`
+prints and judges it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import DataloaderError
+from dataloader_svc.loader.read import HeldBlock, read_block
+from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.sample import BlockId
+from dataloader_svc.sources.reader import SourceReader
+
+QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """What was found in one source; the token figures are of its first blocks, the estimate of all.
+
+    lengths      tokens of each good row read
+    too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
+    """
+
+    name: str
+    format: str
+    shards: int = 0
+    rows: int = 0
+    rows_read: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    bad_example: str = ""
+    lengths: list[int] = field(default_factory=list)
+    too_long: int = 0
+    media: int = 0
+    media_too_long: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Over the good rows read."""
+        return float(np.mean(self.lengths)) if self.lengths else 0.0
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Estimate: good share of the rows read, times their mean length, times all rows."""
+        return round(self.rows * self.mean_tokens * len(self.lengths) / max(1, self.rows_read))
+
+    def quantiles(self) -> dict[str, float]:
+        """Tokens of a row, by the names of QUANTILES; zeros where none was read."""
+        values = np.percentile(self.lengths, list(QUANTILES.values())).tolist() if self.lengths else [0.0] * 4
+        return dict(zip(QUANTILES, values, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "format": self.format,
+            "shards": self.shards,
+            "rows": self.rows,
+            "rows_read": self.rows_read,
+            "bad": dict(self.bad),
+            "tokens_per_epoch": self.tokens_per_epoch,
+            "tokens": {"mean": self.mean_tokens, **self.quantiles()},
+            "too_long": self.too_long,
+            "media": self.media,
+            "media_too_long": self.media_too_long,
+            "warnings": self.warnings,
+        }
+
+
+def survey(
+    loaded: LoadedConfig, name: str, rule: SampleRule | None, rows: int, progress: Progress, pool: Executor
+) -> tuple[SourceReport, list[str]]:
+    """Index a source, read about `rows` rows of it, and say what is wrong with its files, a line each.
+
+    rule   None: its samples can't be made, so that only the index is looked at
+    """
+    source = loaded.config.sources[name]
+    report = SourceReport(name, source.format)
+    problems: list[str] = []
+    bar = progress.add_task(f"indexing {name}", total=None)
+    try:
+        reader = SourceReader(
+            name,
+            source,
+            loaded.base_dir,
+            loaded.base_dir / loaded.config.index_cache,
+            loaded.config.seed,
+            lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        report.shards, report.rows = len(reader.index.paths), reader.num_rows
+        unusable = [shard.reason for shard in reader.index.bad_shards]
+        problems += [loaded.problem(("sources", name, "path"), reason) for reason in unusable]
+        report.warnings += [text for text in reader.index.warnings if not text.startswith("unusable shard")]
+        for held in _blocks(reader, rule, rows, pool) if rule is not None else ():
+            _count(report, held, loaded.config.sequence_length)
+            done, total = report.rows_read, min(rows, report.rows)
+            progress.update(bar, description=f"reading {name}", completed=done, total=total)
+    except DataloaderError as error:
+        problems.append(loaded.problem(("sources", name), str(error)))
+    finally:
+        progress.remove_task(bar)
+    return report, problems
+
+
+def _blocks(reader: SourceReader, rule: SampleRule, rows: int, pool: Executor) -> Iterator[HeldBlock]:
+    seen = 0
+    for block in range(reader.order(0).num_blocks):
+        held = read_block(reader, BlockId(reader.name, 0, block), rule, pool)
+        yield held
+        seen += len(held.id_offsets) - 1
+        if seen >= rows:
+            return
+
+
+def _count(report: SourceReport, held: HeldBlock, sequence_length: int) -> None:
+    lengths = np.diff(held.id_offsets)
+    report.rows_read += len(lengths)
+    report.lengths += lengths[lengths > 0].tolist()
+    report.too_long += int((lengths > sequence_length).sum())
+    report.media += len(held.media.kind)
+    report.media_too_long += int((held.media.tokens > sequence_length).sum())
+    for row in held.bad:
+        report.bad[row.reason] += 1
+        report.bad_example = report.bad_example or f"{row.row}: {row.reason}: {row.detail}"
+
+
+def steps_per_epoch(
+    config: Config, reports: Mapping[str, SourceReport], entry: int
+) -> dict[str, tuple[float, float]]:
+    """Of each source at entry number `entry` of the schedule: its share, and the steps of an epoch of it.
+
+    Estimates, with full sequences. `inf` steps for one that has no weight, or whose tokens are unknown.
+    """
+    weights = config.mixture.schedule[entry].weights
+    total = sum(weights.values())
+    share = {name: weights.get(name, 0.0) / total for name in reports}
+    tokens = share
+    if config.mixture.unit == "samples":
+        drawn = {name: share[name] * report.mean_tokens for name, report in reports.items()}
+        mean = sum(drawn.values()) or 1.0
+        tokens = {name: value / mean for name, value in drawn.items()}
+    per_step = config.num_sequences * config.sequence_length
+    return {
+        name: (
+            share[name],
+            report.tokens_per_epoch / (per_step * tokens[name])
+            if tokens[name] and report.tokens_per_epoch
+            else float("inf"),
+        )
+        for name, report in reports.items()
+    }
