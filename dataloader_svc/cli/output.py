@@ -14,6 +14,7 @@ import click
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
         result.add_column(name.lstrip(">"), justify=justify, overflow="fold", min_width=width)
     result.min_width = least
     for row in cells:
-        result.add_row(*row)
+        result.add_row(*map(Text, row))  # what a file holds in brackets is no markup
     return result
 
 
