@@ -1,0 +1,406 @@
+"""What the planner does next: events in, actions out. The only owner of a job's position.
+
+`PlannerCore.apply(event)` is the one door; `service.py` carries the actions out and reports back as events.
+It knows no network, no clock and no mesh. What it guarantees:
+
+- one record at a time goes to the log, in order of step, and is published only when it is there (`Appended`);
+- a step is a function of the rules, the state before it and the data: never of the order of events;
+- blocks are leased before they are needed, and released when no plan that is still in use names them.
+
+Life of a step: it is demanded; lacking blocks are leased; selected; `Append` -> `Appended` -> `Publish`.
+Where the data can end (`exhausted` is not repeat), a step goes to the log only when the next is known, so
+that the last one says that it is. A `Stop` ends everything until the next `Based`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc.errors import DataError, DataloaderError, SourceError, StateError
+from dataloader_svc.planner.lease import Lookahead
+from dataloader_svc.planner.pieces import TooLongError, cut
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.select import Ended, Needed, Rules, Selected, select
+from dataloader_svc.planner.state import State
+from dataloader_svc.planner.supply import Epoch, Lack, Supply
+from dataloader_svc.sample import BlockId, ProbeColumns
+
+# --- events: what happened ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Based:
+    """Plan from `state` on. `used`: blocks that plans before it name, with the last such step."""
+
+    state: State
+    used: Mapping[BlockId, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Described:
+    """An epoch of a source.
+
+    block_starts   int64 (num_blocks + 1,) position where each block begins
+    digest         of the source's index
+    """
+
+    source: str
+    epoch: int
+    block_starts: NDArray[np.int64]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probed:
+    """A leased block was read; its columns."""
+
+    probe: ProbeColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """Plans are wanted up to step `up_to`; those of steps below `done_below` have been used."""
+
+    up_to: int
+    done_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The plan of `step` is in the log."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderLost:
+    """A loader is gone with the leases that it had not answered."""
+
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A loader says that the data can't be had."""
+
+    error: DataloaderError
+
+
+Event = Based | Described | Probed | Demanded | Appended | LoaderLost | Failed
+
+
+# --- actions: what is to be done ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask a loader for the layout of an epoch."""
+
+    source: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Give the block to a loader, which reads and probes it."""
+
+    block: BlockId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Append:
+    """Write the plan to the log, then say `Appended`. Nobody may see it before."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Publish:
+    """The plan is in the log: send it to who asks."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """No plan in use names the block any more."""
+
+    block: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """There is no step `step`, nor a later one. `left_tokens` is what `last_batch: drop` leaves out."""
+
+    step: int
+    left_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing more can be planned; who asks is told `error`."""
+
+    error: DataloaderError
+
+
+Action = Describe | Lease | Append | Publish | Release | EndOfData | Stop
+
+
+class PlannerCore:
+    """See the module. `ahead`: steps for which blocks are leased beyond the step planned next."""
+
+    def __init__(self, rules: Rules, *, ahead: int) -> None:
+        self._rules = rules
+        self._lookahead = Lookahead(rules, ahead)
+        self._supplies = {name: Supply(name) for name in rules.names}
+        self._digests: dict[str, str] = {}
+        self._state: State | None = None  # after the last step in the log
+        self._selected: list[Selected] = []  # steps after it, not in the log
+        self._appending: Plan | None = None
+        self._end: EndOfData | None = None
+        self._stopped: DataloaderError | None = None
+        self._demand = Demanded(-1, 0)
+        self._describing: set[Epoch] = set()
+        self._leased: set[BlockId] = set()  # not answered
+        self._lacking: set[Lack] = set()
+        self._last_use: dict[BlockId, int] = {}
+
+    @property
+    def state(self) -> State | None:
+        """After the last step in the log; None before `Based`."""
+        return self._state
+
+    @property
+    def stopped(self) -> DataloaderError | None:
+        """Why nothing more is planned."""
+        return self._stopped
+
+    @property
+    def end(self) -> int | None:
+        """The step that does not exist for want of data, once it is known."""
+        return None if self._end is None else self._end.step
+
+    def apply(self, event: Event) -> list[Action]:
+        """Take an event in; what is to be done about it, in this order."""
+        actions: list[Action] = []
+        changed: str | None = None  # the only source of which more is at hand than before
+        try:
+            match event:
+                case Based():
+                    actions += self._based(event)
+                case Described():
+                    self._described(event)
+                    changed = event.source
+                case Probed(probe):
+                    actions += self._probed(probe)
+                    changed = probe.block.source
+                case Demanded(up_to, done_below):
+                    self._demand = Demanded(max(up_to, self._demand.up_to), done_below)
+                case Appended(step):
+                    actions += self._appended(step)
+                case LoaderLost(blocks):
+                    actions += [Lease(block) for block in blocks if block in self._leased]
+                case Failed(error):
+                    raise error
+            if self._state is not None and self._stopped is None:
+                actions += self._go_on(changed)
+        except DataloaderError as error:
+            self._stopped = error
+            actions.append(Stop(error))
+        return actions
+
+    # ---- events
+
+    def _based(self, event: Based) -> list[Action]:
+        assert event.state.names == self._rules.names, "the state was adapted to the configuration"
+        self._state, self._stopped, self._end = event.state, None, None
+        self._selected, self._appending = [], None
+        self._lacking = set()
+        self._demand = Demanded(-1, 0)
+        self._last_use.update(event.used)
+        for name, source in event.state.sources.items():
+            self._check_index(name, source.index)
+        return self._releases(0)
+
+    def _described(self, event: Described) -> None:
+        epoch = Epoch(event.source, event.epoch)
+        self._describing.discard(epoch)
+        self._lacking.discard(epoch)
+        if int(event.block_starts[-1]) == 0:
+            raise SourceError(
+                f"source {event.source!r} is empty: its shards hold no rows. Remove it from the "
+                f"configuration, or check sources.{event.source}.path"
+            )
+        self._digests[event.source] = event.digest
+        self._supplies[event.source].layouts[event.epoch] = event.block_starts
+        if self._state is not None:
+            self._check_index(event.source, self._state.sources[event.source].index)
+
+    def _check_index(self, name: str, before: str) -> None:
+        now = self._digests.get(name, "")
+        if before and now and before != now:
+            raise StateError(
+                f"source {name!r}: its files are not those of the state (index {now}, then {before}): shards "
+                "were added, removed or changed, so that positions name other samples. Restore them, or "
+                "start without the state"
+            )
+
+    def _probed(self, probe: ProbeColumns) -> list[Action]:
+        block = probe.block
+        self._leased.discard(block)
+        self._lacking.discard(block)
+        supply = self._supplies.get(block.source)
+        if supply is None:
+            return [Release(block)]
+        rules = self._rules
+        try:
+            pieces = cut(probe, rules.too_long[block.source], rules.sequence_length)
+        except TooLongError as error:
+            raise DataError(
+                f"source {block.source!r}: the sample at epoch {block.epoch} position {error.position} has "
+                f"{error.tokens} tokens, sequence_length is {rules.sequence_length}, and too_long is `error`"
+                ": choose split, truncate or drop, or raise sequence_length"
+            ) from None
+        supply.blocks[block.epoch, block.block] = pieces
+        return []
+
+    def _appended(self, step: int) -> list[Action]:
+        plan = self._appending
+        if plan is None or plan.step != step:
+            return []  # of a generation that has been left
+        self._appending = None
+        self._state = self._selected.pop(0).state
+        for block in plan.blocks():
+            self._last_use[block] = step
+        return [Publish(plan)]
+
+    # ---- going on
+
+    def _go_on(self, changed: str | None) -> list[Action]:
+        if self._demand.up_to < 0:
+            return []  # nobody has joined: nothing is read
+        actions = self._releases(self._demand.done_below) if changed is None else []
+        selected = len(self._selected)
+        if not self._lacking:
+            actions += self._plan_next()
+        actions += self._prepare(changed if len(self._selected) == selected else None)
+        return actions
+
+    def _plan_next(self) -> list[Action]:
+        """Select the next step where it is wanted and can be, and send it to the log."""
+        state = self._state
+        assert state is not None
+        if self._appending is not None or state.step > self._demand.up_to:
+            return []
+        if any(self._supplies[name].layouts.get(at.epoch) is None for name, at in state.sources.items()):
+            return []  # all sources are described first, so that the state never depends on who was quicker
+        actions = self._select()
+        ready = 1 if self._rules.exhausted == "repeat" or self._end is not None else 2
+        if len(self._selected) < ready:
+            return actions
+        first = self._selected[0]
+        last = self._end is not None and self._end.step == first.step + 1
+        self._appending = Plan.of(first, self._rules.sequence_length, last=last)
+        return [*actions, Append(self._appending)]
+
+    def _select(self) -> list[Action]:
+        """Fill `_selected`: one step, and the one after it where the data can end there."""
+        depth = 1 if self._rules.exhausted == "repeat" else 2
+        while len(self._selected) < depth and self._end is None:
+            state = self._with_indexes(self._selected[-1].state if self._selected else self._state)
+            result = select(self._rules, state, self._supplies)
+            match result:
+                case Selected():
+                    self._selected.append(result)
+                case Needed(lacking):
+                    self._lacking = set(lacking)
+                    return []
+                case Ended(left_tokens):
+                    self._end = EndOfData(state.step, left_tokens)
+                    return [self._end]
+        return []
+
+    def _with_indexes(self, state: State | None) -> State:
+        assert state is not None
+        if all(source.index for source in state.sources.values()):
+            return state
+        sources = {
+            name: source if source.index else replace(source, index=self._digests[name])
+            for name, source in state.sources.items()
+        }
+        return replace(state, sources=sources)
+
+    def _prepare(self, changed: str | None) -> list[Action]:
+        """Ask for what is lacking, and for what will be soon: of all sources, or of the one that changed."""
+        state = self._selected[-1].state if self._selected else self._state
+        assert state is not None
+        wanted: list[Lack] = sorted(self._lacking, key=str)
+        if self._end is None and not state.ended:
+            names = self._rules.names if changed is None else (changed,)
+            wanted += self._lookahead.wanted(state, names, self._supplies, self._leased)
+        actions: list[Action] = []
+        for lack in wanted:
+            if isinstance(lack, Epoch):
+                if lack not in self._describing:
+                    self._describing.add(lack)
+                    actions.append(Describe(lack.source, lack.epoch))
+            elif lack not in self._leased and not self._at_hand(lack):
+                self._leased.add(lack)
+                actions.append(Lease(lack))
+        return actions
+
+    def _at_hand(self, block: BlockId) -> bool:
+        return (block.epoch, block.block) in self._supplies[block.source].blocks
+
+    def _releases(self, done_below: int) -> list[Action]:
+        """Forget blocks that are drawn to the end, of which nothing waits, and whose last plan is used up."""
+        state = self._state
+        assert state is not None
+        waiting = set(_blocks(state))
+        actions: list[Action] = []
+        for name, supply in self._supplies.items():
+            source = state.sources[name]
+            place = (source.epoch, source.position)
+            for (epoch, number), block in list(supply.blocks.items()):
+                used_up = (epoch, block.stop) <= place and block.block not in waiting
+                if used_up and self._last_use.get(block.block, -1) < done_below:
+                    del supply.blocks[epoch, number]
+                    self._last_use.pop(block.block, None)
+                    actions.append(Release(block.block))
+            for epoch in [epoch for epoch in supply.layouts if epoch < source.epoch]:
+                del supply.layouts[epoch]
+        return actions
+
+    def validate(self) -> None:
+        """AssertionError where an invariant does not hold. For tests."""
+        at_hand = {block.block for supply in self._supplies.values() for block in supply.blocks.values()}
+        assert not at_hand & self._leased, "a leased block is not at hand"
+        if self._state is None:
+            assert not self._selected, "nothing is selected before a base"
+            assert self._appending is None, "nothing is written before a base"
+            return
+        for step, selected in enumerate(self._selected, self._state.step):
+            assert selected.step == step, "selected steps follow the log without a gap"
+        if self._appending is not None:
+            assert self._appending.step == self._state.step, "only the next step goes to the log"
+        for source in self._state.sources.values():
+            assert source.position >= 0, "a position is not negative"
+            assert source.tokens >= source.samples, "a sample has a token or more"
+        owed = sum(source.credit for source in self._state.sources.values())
+        size = max(self._state.largest, 1)
+        assert abs(owed) < 1e-3 * size, f"credits sum to {owed}, not 0"
+        if self._end is not None:
+            assert self._end.step == self._state.step + len(self._selected), (
+                "the end follows what is selected"
+            )
+
+
+def _blocks(state: State) -> Iterable[BlockId]:
+    """Blocks of the waiting pieces."""
+    waiting = state.waiting
+    rows = zip(waiting.source.tolist(), waiting.epoch.tolist(), waiting.block.tolist(), strict=True)
+    return {BlockId(state.names[source], epoch, block) for source, epoch, block in rows}

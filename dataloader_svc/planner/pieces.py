@@ -1,0 +1,218 @@
+"""Documents into pieces: what becomes of one that is longer than a sequence, and where it may be cut.
+
+`cut` turns the probe of a block into `BlockPieces`, once a block; selection then takes runs of it. Pieces are
+columns (`Pieces`), never objects. Knows nothing of mixtures, steps or ranks. `select.py` goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc.errors import Reason
+from dataloader_svc.sample import BlockId, ProbeColumns
+
+Column = NDArray[np.int64]
+TooLong = Literal["split", "truncate", "drop", "error"]
+
+_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """n token ranges of documents, as int64 columns (n,).
+
+    source    index into the sorted names of the job's sources
+    epoch, position   name the sample; `block` holds it
+    start, length     tokens of the document
+    patches   encoder patches of the media inside the range
+    """
+
+    source: Column
+    epoch: Column
+    position: Column
+    start: Column
+    length: Column
+    patches: Column
+    block: Column
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(*(np.empty(0, np.int64) for _ in _COLUMNS))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """The parts one after the other."""
+        if not parts:
+            return cls.empty()
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+
+    def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
+        """The pieces at `index`, or where a mask is true."""
+        return type(self)(*(getattr(self, name)[index] for name in _COLUMNS))
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    @property
+    def tokens(self) -> int:
+        """Over all pieces."""
+        return int(self.length.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A position that is passed over; `shard` is "" where only the source's `too_long` rule objects."""
+
+    position: int
+    shard: str
+    row: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPieces:
+    """A probed block after the source's `too_long` rule. g usable samples, p pieces.
+
+    start, stop     positions of the block
+    position        (g,) of each usable sample, ascending
+    ends            (g+1,) cumulative tokens of the usable samples, after the rule: what the mixture counts
+    piece_offsets   (g+1,) pieces of each sample, index into the three below
+    piece_start, piece_length, piece_patches   (p,)
+    skipped         what is passed over, ascending by position
+    """
+
+    block: BlockId
+    start: int
+    stop: int
+    position: Column
+    ends: Column
+    piece_offsets: Column
+    piece_start: Column
+    piece_length: Column
+    piece_patches: Column
+    skipped: tuple[SkippedRow, ...]
+
+    def run(self, first: int, last: int, source: int) -> Pieces:
+        """Pieces of the usable samples `first` to `last` - 1."""
+        low, high = int(self.piece_offsets[first]), int(self.piece_offsets[last])
+        counts = np.diff(self.piece_offsets[first : last + 1])
+        size = high - low
+        return Pieces(
+            source=np.full(size, source, np.int64),
+            epoch=np.full(size, self.block.epoch, np.int64),
+            position=np.repeat(self.position[first:last], counts),
+            start=self.piece_start[low:high],
+            length=self.piece_length[low:high],
+            patches=self.piece_patches[low:high],
+            block=np.full(size, self.block.block, np.int64),
+        )
+
+    def skipped_between(self, first: int, stop: int) -> tuple[SkippedRow, ...]:
+        """What is passed over at positions `first` to `stop` - 1."""
+        low = bisect_left(self.skipped, first, key=_position)
+        return self.skipped[low : bisect_left(self.skipped, stop, low, key=_position)]
+
+
+def _position(row: SkippedRow) -> int:
+    return row.position
+
+
+class TooLongError(ValueError):
+    """A document is longer than a sequence and its source's rule is `error`."""
+
+    def __init__(self, position: int, tokens: int) -> None:
+        super().__init__(f"position {position} has {tokens} tokens")
+        self.position = position
+        self.tokens = tokens
+
+
+def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces:
+    """Apply a source's `too_long` rule to a block. Raises TooLongError where the rule is `error`.
+
+    A cut never runs through a medium's placeholder span. A document with a span longer than a sequence, or
+    one that `truncate` would leave empty, is passed over with the reason `too_long`.
+    """
+    tokens = probe.tokens.astype(np.int64)
+    skipped = {
+        row.position: SkippedRow(row.position, row.row.shard, row.row.row, row.reason, row.detail)
+        for row in probe.bad
+    }
+    tokens[[position - probe.start for position in skipped]] = 0
+    for index in np.flatnonzero(tokens <= 0).tolist():
+        position = probe.start + index
+        if position not in skipped:
+            skipped[position] = SkippedRow(position, "", 0, Reason.BAD_RECORD, "its probe has no tokens")
+    counts = (tokens > 0).astype(np.int64)
+    parts: dict[int, list[tuple[int, int, int]]] = {}
+    for index in np.flatnonzero(tokens > sequence_length).tolist():
+        if rule == "error":
+            raise TooLongError(probe.start + index, int(tokens[index]))
+        pieces = _ranges(probe, index, rule, sequence_length)
+        parts[index] = pieces
+        counts[index] = len(pieces)
+        if not pieces:
+            position, detail = (
+                probe.start + index,
+                f"{tokens[index]} tokens, sequence_length {sequence_length}",
+            )
+            skipped[position] = SkippedRow(position, "", 0, Reason.TOO_LONG, detail)
+        tokens[index] = sum(length for _, length, _ in pieces)
+    usable = np.flatnonzero(tokens > 0)
+    offsets = np.concatenate([[0], np.cumsum(counts[usable])])
+    start = np.zeros(int(offsets[-1]), np.int64)
+    length, patches = (
+        np.repeat(tokens[usable], counts[usable]),
+        np.repeat(probe.patches[usable].astype(np.int64), counts[usable]),
+    )
+    first = dict(zip(usable.tolist(), offsets.tolist(), strict=False))
+    for index, pieces in parts.items():
+        if pieces:
+            span = slice(first[index], first[index] + len(pieces))
+            start[span], length[span], patches[span] = np.array(pieces, np.int64).T
+    return BlockPieces(
+        block=probe.block,
+        start=probe.start,
+        stop=probe.stop,
+        position=probe.start + usable,
+        ends=np.concatenate([[0], np.cumsum(tokens[usable])]),
+        piece_offsets=offsets,
+        piece_start=start,
+        piece_length=length,
+        piece_patches=patches,
+        skipped=tuple(skipped[position] for position in sorted(skipped)),
+    )
+
+
+def _ranges(
+    probe: ProbeColumns, index: int, rule: TooLong, sequence_length: int
+) -> list[tuple[int, int, int]]:
+    """(start, length, patches) of each piece of a document that is too long; none where it is passed over."""
+    media = slice(int(probe.media_offsets[index]), int(probe.media_offsets[index + 1]))
+    starts = probe.media_start[media].astype(np.int64)
+    lengths = probe.media_tokens[media].astype(np.int64)
+    patches = probe.media_patches[media].astype(np.int64)
+    total = int(probe.tokens[index])
+    if rule == "drop" or (rule == "split" and len(lengths) and int(lengths.max()) > sequence_length):
+        return []
+    pieces = []
+    at = 0
+    while at < total:
+        end = min(at + sequence_length, total)
+        cuts_through = np.flatnonzero((starts < end) & (end < starts + lengths))
+        if len(cuts_through):
+            end = int(starts[cuts_through[0]])
+        if end == at:  # `truncate` of a document that begins with a medium longer than a sequence
+            break
+        inside = (starts >= at) & (starts < end)
+        pieces.append((at, end - at, int(patches[inside].sum())))
+        if rule == "truncate":
+            break
+        at = end
+    return pieces

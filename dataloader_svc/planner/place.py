@@ -1,0 +1,117 @@
+"""Where the sequences of a step go on a mesh: dp rank and microbatch. Pure: (plan, mesh, costs) -> placement.
+
+It may permute sequences, never change them. Every rank gets as many as every other; which ones is up to a
+balancer, by the predicted cost of the language model plus the media encoder. On each rank dear microbatches
+come first, so that microbatch k costs about the same on all ranks and nobody waits inside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from dataloader_balancers import BALANCERS, EncoderCost, LlmCost, floor, gap, imbalance, loads, segment_sum
+from numpy.typing import NDArray
+
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import ConfigError, MeshError
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.select import llm_cost
+from dataloader_svc.registry import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSize:
+    """Sizes of the trainer's axes."""
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={getattr(self, axis)}" for axis in ("dp", "cp", "tp", "pp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What of the configuration decides where sequences go."""
+
+    balance: str
+    per_microbatch: int
+    llm: LlmCost
+    encoder: EncoderCost
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Raises ConfigError for a balancer or cost preset that does not exist."""
+        name = config.strategy.balance
+        if name not in BALANCERS:
+            known = sorted(BALANCERS)
+            raise ConfigError(
+                f"strategy.balance: unknown balancer {name!r}; known: {', '.join(known)}"
+                f"{nearest(name, known)}"
+            )
+        encoder = EncoderCost(config.strategy.cost.encoder.patches)
+        return cls(name, config.global_batch.per_microbatch, llm_cost(config), encoder)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """dp_rank, microbatch: int64 (num_sequences,). metrics: see `place`."""
+
+    dp_rank: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    metrics: Mapping[str, float]
+
+
+def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
+    """Equal counts on all dp ranks. `check_mesh` has found that the mesh fits.
+
+    Metrics, each max / mean over dp ranks: `llm_imbalance`, `encoder_imbalance`; the same with sequences in
+    order of arrival, `..._arrival`; the least that any placement of these sequences could have, `..._floor`;
+    and `llm_gap`, dearest rank over the floor, minus 1.
+    """
+    lengths, offsets = plan.pieces.length, plan.sequence_offsets
+    llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
+    encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets)
+    cost = llm + encoder
+    per_rank = plan.num_sequences // mesh.dp
+    dp_rank = np.asarray(BALANCERS[strategy.balance](cost, mesh.dp, per_rank), np.int64)
+    # By rank, on each rank by falling cost; the i-th of a rank is in microbatch i // per_microbatch.
+    order = np.lexsort((-cost, dp_rank))
+    microbatch = np.empty(plan.num_sequences, np.int64)
+    microbatch[order] = np.arange(plan.num_sequences) % per_rank // strategy.per_microbatch
+    arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
+    metrics = {}
+    for name, phase in (("llm", llm), ("encoder", encoder)):
+        metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
+        metrics[f"{name}_imbalance_arrival"] = imbalance(loads(phase, arrival, mesh.dp))
+        metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
+    metrics["llm_gap"] = gap(loads(llm, dp_rank, mesh.dp), floor(llm, mesh.dp))
+    return Placement(dp_rank, microbatch, metrics)
+
+
+def check_mesh(config: Config, mesh: MeshSize) -> None:
+    """MeshError, with the numbers and the nearest mesh that fits, where the batch does not divide."""
+    sequences, per_microbatch = config.num_sequences, config.global_batch.per_microbatch
+    if sequences % (mesh.dp * per_microbatch):
+        microbatches = sequences // per_microbatch
+        fits = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
+        close = sorted(sorted(fits, key=lambda dp: (abs(dp - mesh.dp), dp))[:2])
+        a_rank = f" of {per_microbatch} sequences a microbatch" if per_microbatch > 1 else ""
+        raise MeshError(
+            f"dp={mesh.dp} does not divide the {sequences} sequences of a step{a_rank}: use dp="
+            f"{' or dp='.join(map(str, close))}, or a global_batch that is a multiple of "
+            f"{mesh.dp * per_microbatch} sequences"
+        )
+    length = config.sequence_length
+    if mesh.cp > 1 and length % (2 * mesh.cp):
+        fits = [cp for cp in range(1, length // 2 + 1) if length % (2 * cp) == 0] or [1]
+        close = sorted(sorted(fits, key=lambda cp: (abs(cp - mesh.cp), cp))[:2])
+        raise MeshError(
+            f"cp={mesh.cp} needs a sequence_length that is a multiple of 2 x cp = {2 * mesh.cp}; it is "
+            f"{length}: use cp={' or cp='.join(map(str, close))}"
+        )

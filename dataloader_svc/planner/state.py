@@ -1,0 +1,224 @@
+"""The state of a job between two steps: all that is needed to go on, as JSON of a few kilobytes.
+
+`State` is immutable. It is what `state_dict()` gives to trainers, what stands in every record of the plan
+log, and what a generation of the log begins from. Equal states give equal plans for ever after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataloader_svc.errors import StateError
+from dataloader_svc.planner.pieces import Pieces
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """How far a source has been drawn: positions below `position` of `epoch`, and all epochs before.
+
+    samples, tokens   drawn since the job began; skipped ones do not count
+    credit   what the mixture owes it (less than 0: it is ahead), in the mixture's unit
+    index    digest of its index, "" until a loader has described it
+    bad      skipped samples by reason, without those that a `too_long` rule dropped
+    """
+
+    epoch: int = 0
+    position: int = 0
+    samples: int = 0
+    tokens: int = 0
+    credit: float = 0.0
+    index: str = ""
+    bad: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """`step` is the next step to select.
+
+    sources   by name, sorted: columns of pieces index into this order
+    waiting   pieces that are drawn and not yet placed, oldest first; `age` int64 (n,) steps that each waited
+    largest   largest sample drawn so far, in the mixture's unit: the size of "within one sample"
+    ended     no source gives anything any more: only what waits is left
+    config    hashes of the settings that change what is read (`config.digest.read_digest`)
+    """
+
+    seed: int
+    step: int
+    sources: Mapping[str, SourceState]
+    config: Mapping[str, str]
+    waiting: Pieces = field(default_factory=Pieces.empty)
+    age: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    largest: int = 0
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        assert list(self.sources) == sorted(self.sources), "sources stand in order of name"
+        assert len(self.age) == len(self.waiting), "every waiting piece has an age"
+
+    @classmethod
+    def initial(cls, names: tuple[str, ...], *, seed: int, config: Mapping[str, str]) -> Self:
+        """Before the first step of a job."""
+        return cls(seed, 0, {name: SourceState() for name in sorted(names)}, config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Sorted names of the sources."""
+        return tuple(self.sources)
+
+    def to_json(self) -> str:
+        """Compact and canonical: equal states give equal text. Floats survive the way there and back."""
+        values: dict[str, Any] = {
+            "version": VERSION,
+            "seed": self.seed,
+            "step": self.step,
+            "sources": {name: _source_json(source) for name, source in self.sources.items()},
+            "credits": {name: source.credit for name, source in self.sources.items()},
+            "waiting": _waiting_json(self.names, self.waiting, self.age),
+            "largest": self.largest,
+            "config": dict(self.config),
+        }
+        if self.ended:
+            values["ended"] = True
+        return json.dumps(values, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse. Raises StateError for what is no state of this version."""
+        try:
+            values = json.loads(text)
+            version = values["version"]
+        except (ValueError, KeyError, TypeError):
+            raise StateError("the state is no state_dict of this service: it lacks a version") from None
+        if version != VERSION:
+            raise StateError(f"the state has version {version}; this service reads version {VERSION}")
+        try:
+            return cls._parse(values)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise StateError(
+                f"the state is damaged ({type(error).__name__}: {error}); use an older checkpoint"
+            ) from None
+
+    @classmethod
+    def _parse(cls, values: dict[str, Any]) -> Self:
+        sources = {
+            name: SourceState(
+                epoch=int(entry["epoch"]),
+                position=int(entry["position"]),
+                samples=int(entry["samples"]),
+                tokens=int(entry["tokens"]),
+                credit=float(values["credits"][name]),
+                index=str(entry.get("index", "")),
+                bad={str(reason): int(count) for reason, count in entry.get("bad", {}).items()},
+            )
+            for name, entry in sorted(values["sources"].items())
+        }
+        waiting, age = _waiting_columns(tuple(sources), values["waiting"])
+        return cls(
+            seed=int(values["seed"]),
+            step=int(values["step"]),
+            sources=sources,
+            config={str(name): str(digest) for name, digest in values["config"].items()},
+            waiting=waiting,
+            age=age,
+            largest=int(values["largest"]),
+            ended=bool(values.get("ended", False)),
+        )
+
+    def hash(self) -> str:
+        """Of the canonical text: the same for every copy of this state."""
+        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+
+    def adapted(self, names: tuple[str, ...], config: Mapping[str, str], sequence_length: int) -> State:
+        """This state under a changed configuration: sources added and removed, sequences shorter.
+
+        A removed source takes its waiting pieces along, and what it is owed is forgotten, as is what it
+        was ahead; a new one starts with nothing owed. Longer waiting pieces are cut again. StateError: a
+        piece with media is longer than a sequence now.
+        """
+        sources = {name: self.sources.get(name, SourceState()) for name in sorted(names)}
+        kept = [number for number, name in enumerate(self.names) if name in sources]
+        drift = sum(source.credit for source in sources.values()) / len(sources)
+        sources = {name: replace(source, credit=source.credit - drift) for name, source in sources.items()}
+        renumbered = np.full(len(self.sources), -1)
+        renumbered[kept] = [list(sources).index(self.names[number]) for number in kept]
+        mask = renumbered[self.waiting.source] >= 0
+        waiting = self.waiting.take(mask)
+        waiting = replace(waiting, source=renumbered[waiting.source].astype(np.int64))
+        waiting, age = _recut(waiting, self.age[mask], sequence_length, tuple(sources))
+        return replace(self, sources=sources, config=config, waiting=waiting, age=age, ended=False)
+
+
+def _source_json(source: SourceState) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "epoch": source.epoch,
+        "position": source.position,
+        "samples": source.samples,
+        "tokens": source.tokens,
+    }
+    if source.index:
+        entry["index"] = source.index
+    if source.bad:
+        entry["bad"] = dict(sorted(source.bad.items()))
+    return entry
+
+
+def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64]) -> list[list[Any]]:
+    """[source, epoch, position, start, length, patches, block, age, piece length] of each run of pieces.
+
+    A run is what follows in the same document without media, in pieces of one length, the last perhaps
+    shorter: what a very long document leaves over is one entry.
+    """
+    runs: list[list[Any]] = []
+    columns = (waiting.source, waiting.epoch, waiting.position, waiting.start, waiting.length)
+    rows = zip(*columns, waiting.patches, waiting.block, age, strict=True)
+    for source, epoch, position, start, length, patches, block, waited in (map(int, row) for row in rows):
+        entry = [names[source], epoch, position, start, length, patches, block, waited, length]
+        if runs and patches == 0:
+            last = runs[-1]
+            same = [*last[:3], last[5], last[6], last[7]] == [*entry[:3], 0, block, waited]
+            if same and last[3] + last[4] == start and last[4] % last[8] == 0 and length <= last[8]:
+                last[4] += length
+                continue
+        runs.append(entry)
+    return runs
+
+
+def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
+    number = {name: index for index, name in enumerate(names)}
+    rows = []
+    for name, epoch, position, start, length, patches, block, age, piece in runs:
+        for at in range(start, start + length, piece):
+            cut = min(piece, start + length - at)
+            rows.append((number[name], epoch, position, at, cut, patches, block, age))
+    table = np.array(rows, np.int64).reshape(-1, 8)
+    return Pieces(*table.T[:7].copy()), table[:, 7].copy()
+
+
+def _recut(
+    waiting: Pieces, age: NDArray[np.int64], sequence_length: int, names: tuple[str, ...]
+) -> tuple[Pieces, NDArray[np.int64]]:
+    long = waiting.length > sequence_length
+    media = np.flatnonzero(long & (waiting.patches > 0))
+    if len(media):
+        first = int(media[0])
+        raise StateError(
+            f"a waiting document of {names[int(waiting.source[first])]!r} with pictures has "
+            f"{waiting.length[first]} tokens, and sequence_length is now {sequence_length}: resume once with "
+            "the old sequence_length"
+        )
+    counts = -(-waiting.length // sequence_length)
+    index = np.repeat(np.arange(len(waiting)), counts)
+    part = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    cut = waiting.take(index)
+    start = cut.start + part * sequence_length
+    length = np.minimum(sequence_length, cut.length - part * sequence_length)
+    return replace(cut, start=start, length=length), age[index]
