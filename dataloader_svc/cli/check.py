@@ -23,6 +23,7 @@ from dataloader_svc.cli.output import (
 )
 from dataloader_svc.cli.preflight import preflight
 from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey
+from dataloader_svc.config.cross import smallest_picture
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import Reason
 
@@ -76,7 +77,8 @@ def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
             f"{bad} of {report.rows_read} rows are bad, above max_bad_fraction {source.max_bad_fraction}; "
             f"first: {report.bad_example}",
         )
-    if report.media and report.media_too_long == report.media:
+    none_fits = report.media and report.media_too_long == report.media
+    if none_fits and smallest_picture(loaded.config.images) <= loaded.config.sequence_length:
         yield loaded.problem(
             ("sequence_length",),
             f"{loaded.config.sequence_length} is below the tokens of every picture or clip read of "

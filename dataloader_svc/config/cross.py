@@ -15,7 +15,7 @@ from dataloader_balancers.cost import PRESETS
 from dataloader_svc.registry import nearest
 
 if TYPE_CHECKING:  # the models ask here while they are built
-    from dataloader_svc.config.schema import Config, Strategy
+    from dataloader_svc.config.schema import Config, Images, Strategy
 
 Problem = tuple[tuple[str | int, ...], str]
 """A field's place, as keys from the top, and what is wrong with it."""
@@ -82,11 +82,15 @@ def _media_problems(config: Config) -> Iterator[Problem]:
             if getattr(source, kind) is not None and getattr(config.media_tokens, kind) is None:
                 message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
                 yield ("media_tokens", kind), message
-    geometry = config.images
-    smallest = max(1, -(-geometry.min_pixels // (geometry.patch * geometry.merge) ** 2))
+    smallest = smallest_picture(config.images)
     if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
         message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
-        yield ("sequence_length",), f"{message} (images.min_pixels {geometry.min_pixels})"
+        yield ("sequence_length",), f"{message} (images.min_pixels {config.images.min_pixels})"
+
+
+def smallest_picture(images: Images) -> int:
+    """Tokens of the smallest picture."""
+    return max(1, -(-images.min_pixels // (images.patch * images.merge) ** 2))
 
 
 def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:

@@ -80,8 +80,16 @@ def test_all_problems_at_once_each_on_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("web: 0.7,", "web: -1,", "14: mixture.schedule.0: weight of 'web' is -1.0"),
-        ("web: 0.7,", "web: .nan,", "weight of 'web' is nan; weights are finite and not negative"),
+        (
+            "web: 0.7,",
+            "web: -1,",
+            "14: mixture.schedule.0.web: input should be greater than or equal to 0 (found -1)",
+        ),
+        (
+            "web: 0.7,",
+            "web: .nan,",
+            "14: mixture.schedule.0.web: input should be a finite number (found nan)",
+        ),
         ("web: 0.7, captions: 0.3", "web: 0, captions: 0", "at least one weight must be above zero"),
         (
             "web: 0.7,",
