@@ -21,6 +21,9 @@ from dataloader_client._pb import (
 PROTOCOL = 1
 """Version of the conversation. Client and service must agree; the text of a mismatch says who is older."""
 
+ERROR_KEY = "dataloader-error"
+"""Trailing metadata that names the service's error class, so that the caller raises its counterpart."""
+
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 

@@ -34,9 +34,6 @@ from dataloader_client.mesh import AXES, Coords
 
 Result = TypeVar("Result")
 
-ERROR_KEY = "dataloader-error"
-"""Trailing metadata that names the service's error class."""
-
 _BY_NAME: dict[str, type[DataServiceError]] = {
     "MeshError": MeshMismatchError,
     "StateError": StateMismatchError,
@@ -69,14 +66,16 @@ class Closed(Exception):
     """The transport was closed while somebody waited."""
 
 
-def channel_options(address: str) -> tuple[tuple[str, int], ...]:
-    """OPTIONS, and no proxy from the environment where `address` is this machine."""
+def channel_options(
+    address: str, options: tuple[tuple[str, int], ...] = OPTIONS
+) -> tuple[tuple[str, int], ...]:
+    """`options`, and no proxy from the environment where `address` is this machine."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    return (*OPTIONS, ("grpc.enable_http_proxy", 0)) if local else OPTIONS
+    return (*options, ("grpc.enable_http_proxy", 0)) if local else options
 
 
 @dataclass(slots=True)
@@ -237,7 +236,7 @@ def error_of(error: grpc.RpcError, where: str) -> Exception:
     assert isinstance(error, grpc.Call)
     code, text = error.code(), error.details() or ""
     metadata: Any = error.trailing_metadata() or ()
-    name = next((str(value) for key, value in metadata if key == ERROR_KEY), "")
+    name = next((str(value) for key, value in metadata if key == methods.ERROR_KEY), "")
     if name in _RETRYABLE_NAMES or (not name and code in _RETRYABLE_CODES):
         return Retryable(text or code.name)
     if name:

@@ -19,7 +19,7 @@ from dataloader_client import methods, wire
 from google.protobuf.message import DecodeError, Message
 
 from dataloader_svc.errors import ConfigError, DataloaderError
-from dataloader_svc.rpc.status import ERROR_KEY, code_of
+from dataloader_svc.rpc.status import code_of
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: Method, er
     if isinstance(error, DataloaderError):
         name = type(error).__name__
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        await context.abort(code_of(error), text, ((ERROR_KEY, name),))
+        await context.abort(code_of(error), text, ((methods.ERROR_KEY, name),))
     if isinstance(error, DecodeError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{method.path}: request can't be parsed")
     log.error("%s failed", method.path, exc_info=error)

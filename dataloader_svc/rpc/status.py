@@ -1,6 +1,6 @@
 """Our errors <-> gRPC status, both ways; the only file that translates.
 
-A status carries the error's class name in trailing metadata (`dataloader-error`), so that the other side
+A status carries the error's class name in trailing metadata (`methods.ERROR_KEY`), so that the other side
 raises the same class with the same text. What is not ours becomes INTERNAL and is logged where it happened.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from dataloader_client.methods import ERROR_KEY
 
 from dataloader_svc import errors
 from dataloader_svc.errors import DataloaderError
-
-ERROR_KEY = "dataloader-error"
 
 _CODES: dict[type[DataloaderError], grpc.StatusCode] = {
     errors.MeshError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -33,11 +32,6 @@ _BY_NAME: dict[str, type[DataloaderError]] = {
     for cls in vars(errors).values()
     if isinstance(cls, type) and issubclass(cls, DataloaderError)
 }
-
-RETRYABLE = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-)
-"""Codes after which an idempotent call may simply be made again."""
 
 
 def code_of(error: DataloaderError) -> grpc.StatusCode:

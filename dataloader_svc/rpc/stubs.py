@@ -5,13 +5,13 @@ Nothing is retried here: who calls knows what else can be done (another loader, 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from dataloader_client import methods, wire
+from dataloader_client.transport import channel_options
 from google.protobuf.message import Message
 
 from dataloader_svc.rpc.status import from_rpc
@@ -29,23 +29,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def channel_options(address: str) -> tuple[tuple[str, int], ...]:
-    """OPTIONS, and no proxy from the environment where `address` is this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    return (*OPTIONS, ("grpc.enable_http_proxy", 0)) if local else OPTIONS
-
-
 class Peer:
     """A role at an address. Use as an async context manager, or `close` it."""
 
     def __init__(self, address: str, name: str) -> None:
         self.address = address
         self.name = name
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(address))
+        self._channel = grpc.aio.insecure_channel(address, options=channel_options(address, OPTIONS))
 
     async def call(
         self, method: methods.Unary[Request, Response], request: Request, *, timeout_s: float
