@@ -174,6 +174,8 @@ class Transport:
                 if again:
                     self._find_again(left_s)
                     self._open(pending, left_s)
+                    if pending.stop.is_set():  # `cancel` may have met the call before this one
+                        pending.call.cancel()
                 return wire.decode(pending.call)
 
         what = f"step {pending.request.step} does not come from {self.address}"
