@@ -175,6 +175,11 @@ class PlannerCore:
         return self._state
 
     @property
+    def appending(self) -> Plan | None:
+        """The plan that is on its way to the log."""
+        return self._appending
+
+    @property
     def stopped(self) -> DataloaderError | None:
         """Why nothing more is planned."""
         return self._stopped

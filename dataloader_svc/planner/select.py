@@ -28,7 +28,7 @@ from dataloader_svc.registry import nearest
 PATIENT_STEPS = 2
 """What has waited this long is placed before all that is younger, oldest first: nothing waits for ever."""
 
-GAP_SHARE = 0.25
+GAP_SHARE = 0.1
 """Of what is overdrawn, the share that the packer gets to fill gaps with."""
 
 _MOST_TRIES = 3

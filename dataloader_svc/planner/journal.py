@@ -1,0 +1,171 @@
+"""What the planner keeps in the store: leader lease, generations, plan log, session, quarantine.
+
+Every write carries the fencing token of the lease; the calls block and run in threads. `session.py` says what
+the entries mean, decision 0003 why recovery reads no more than the last record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from dataloader_svc.errors import NotLeader, StoreError
+from dataloader_svc.planner.place import MeshSize
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
+from dataloader_svc.planner.state import State
+from dataloader_svc.sample import BlockId, RowRef, SampleId
+from dataloader_svc.store.base import Lease, Store
+from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Belongs to one event loop. `sequence_length` is the cap that records are checked against."""
+
+    def __init__(self, store: Store, sequence_length: int) -> None:
+        self._store = store
+        self._sequence_length = sequence_length
+        self._lease: Lease | None = None
+        self._sessions = 0  # numbers given so far
+        self._session_value: bytes | None = None
+        self.generation: Generation | None = None
+
+    # ---- leading
+
+    @property
+    def fence(self) -> int:
+        """Token of the lease; 0 before `lead`."""
+        return self._lease.token if self._lease is not None else 0
+
+    async def lead(self, name: str, owner: str, ttl_s: float) -> None:
+        """Wait until the lease is ours."""
+        lease = await asyncio.to_thread(self._store.acquire, name, owner, ttl_s)
+        if lease is None:
+            log.warning("planner: another planner leads; waiting until its lease ends")
+        while lease is None:
+            await asyncio.sleep(ttl_s / 10)
+            lease = await asyncio.to_thread(self._store.acquire, name, owner, ttl_s)
+        self._lease = lease
+
+    async def renew(self) -> None:
+        """NotLeader: another planner leads."""
+        self._lease = await asyncio.to_thread(self._store.renew, self._held())
+
+    async def release(self) -> None:
+        """Let another lead at once."""
+        if self._lease is not None:
+            await asyncio.to_thread(self._store.release, self._lease)
+            self._lease = None
+
+    def _held(self) -> Lease:
+        if self._lease is None:
+            raise NotLeader("this planner does not lead")
+        return self._lease
+
+    # ---- what is there
+
+    async def load(self) -> tuple[Generation | None, Session | None]:
+        """The current generation and the session in it."""
+        pointer = await asyncio.to_thread(self._store.get, GENERATION_POINTER)
+        self._session_value = await asyncio.to_thread(self._store.get, SESSION_KEY)
+        session = Session.from_json(self._session_value) if self._session_value is not None else None
+        self._sessions = session.number if session is not None else 0
+        if pointer is None:
+            return None, None
+        value = await asyncio.to_thread(self._store.get, Generation.key(int(pointer)))
+        if value is None:
+            raise StoreError(f"the store names generation {int(pointer)}, which it does not have")
+        self.generation = Generation.from_json(value)
+        mine = session is not None and session.generation == self.generation.number
+        return self.generation, session if mine else None
+
+    async def resume(self, ahead: int) -> tuple[State, Mapping[BlockId, int]]:
+        """The state after the last record; blocks that the last records name, with the last such step."""
+        generation = self._current()
+        last = await asyncio.to_thread(self._store.last, generation.log)
+        if last is None:
+            return generation.base, {}
+        first = max(last[0] - 2 * ahead, generation.base.step)
+        used: dict[BlockId, int] = {}
+        state = generation.base
+        for _, data in await asyncio.to_thread(self._store.read, generation.log, first, 2 * ahead + 1):
+            plan = Plan.from_bytes(data, self._sequence_length)
+            used.update(dict.fromkeys(plan.blocks(), plan.step))
+            state = plan.state
+        return state, used
+
+    async def plan_at(self, step: int) -> Plan | None:
+        """The record of a step, or None where the log does not have it."""
+        if self.generation is None or step < self.generation.base.step:
+            return None
+        rows = await asyncio.to_thread(self._store.read, self.generation.log, step, 1)
+        if not rows or rows[0][0] != step:
+            return None
+        return Plan.from_bytes(rows[0][1], self._sequence_length)
+
+    async def state_at(self, step: int) -> State | None:
+        """The state before `step`, from the log: that after the step before it."""
+        plan = await self.plan_at(step - 1)
+        return None if plan is None else plan.state
+
+    def _current(self) -> Generation:
+        assert self.generation is not None, "a generation was loaded or begun"
+        return self.generation
+
+    # ---- writing
+
+    async def append(self, plan: Plan) -> None:
+        """Quarantine what the plan passes over, then write it. Safe to repeat."""
+        rows = [
+            Quarantined(
+                SampleId(plan.sources[source], epoch, row.position),
+                RowRef(row.shard, row.row),
+                row.reason,
+                row.detail,
+            )
+            for source, epoch, row in plan.skipped
+        ]
+        generation, fence = self._current(), self._held().token
+
+        def write() -> None:
+            add_quarantine(self._store, rows)
+            self._store.append(generation.log, plan.step, plan.to_bytes(), fence=fence)
+
+        await asyncio.to_thread(write)
+
+    async def begin_generation(self, base: State, config_hash: str, reason: str) -> Generation:
+        """The next generation, from `base`; the current one from now on."""
+        before = self.generation
+        number = before.number + 1 if before is not None else 1
+        parent = before.number if before is not None else None
+        generation = Generation(number, base, config_hash, parent, reason)
+        pointer = None if before is None else str(before.number).encode()
+        fence = self._held().token
+
+        def write() -> bool:
+            # The entry first: until the pointer names it, it does not exist.
+            self._store.put(Generation.key(number), generation.to_json())
+            return self._store.compare_and_set(GENERATION_POINTER, pointer, str(number).encode(), fence=fence)
+
+        if not await asyncio.to_thread(write):
+            raise NotLeader("another planner has begun a generation")
+        self.generation = generation
+        log.info("planner: generation %d from step %d: %s", number, base.step, reason)
+        return generation
+
+    async def begin_session(
+        self, generation: int, start_step: int, state_hash: str, mesh: MeshSize
+    ) -> Session:
+        """The next session; the current one from now on."""
+        session = Session(self._sessions + 1, generation, start_step, state_hash, mesh)
+        value, fence = session.to_json(), self._held().token
+        done = await asyncio.to_thread(
+            self._store.compare_and_set, SESSION_KEY, self._session_value, value, fence=fence
+        )
+        if not done:
+            raise NotLeader("another planner has begun a session")
+        self._sessions, self._session_value = session.number, value
+        return session

@@ -1,0 +1,170 @@
+"""The loaders as the planner reaches them: found in the store, shared out, replaced when they go.
+
+A loader's address stands in the store under `endpoint/loader/<i>`. A block goes to the loader with the fewest
+leases and, when that one fails, to another: all of them can serve every block. Calls are made again until one
+succeeds or says that the data is at fault. Decides nothing about data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from dataloader_client import methods
+from dataloader_client._pb import loader_service_pb2
+from numpy.typing import NDArray
+
+from dataloader_svc.clock import Clock
+from dataloader_svc.errors import NotLeader, PeerError
+from dataloader_svc.rpc.convert import probe_from_frame
+from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.sample import BlockId, ProbeColumns
+from dataloader_svc.store.base import Store
+
+log = logging.getLogger(__name__)
+
+PREFIX = "endpoint/loader/"
+
+_DESCRIBE_TIMEOUT_S = 3600.0  # a first index of a large source reads all of it; a dead peer is noticed sooner
+_PROBE_TIMEOUT_S = 600.0
+_RELEASE_TIMEOUT_S = 10.0
+_FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
+_CALLS_A_LOADER = 4
+_SAY_AGAIN_S = 10.0
+
+Result = TypeVar("Result")
+
+
+class LoaderPool:
+    """Belongs to one event loop. `close` ends all channels."""
+
+    def __init__(self, store: Store, clock: Clock, count: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._peers: dict[str, Peer] = {}
+        self._addresses: list[str] = []
+        self._holder: dict[BlockId, str] = {}
+        self._calls = asyncio.Semaphore(_CALLS_A_LOADER * count)
+        self._said = -_SAY_AGAIN_S
+
+    async def describe(self, source: str, epoch: int) -> tuple[NDArray[np.int64], str]:
+        """int64 (num_blocks + 1,) positions where the blocks begin, and the digest of the source's index."""
+        request = loader_service_pb2.DescribeRequest(source=source, epoch=epoch)
+
+        async def call(peer: Peer) -> loader_service_pb2.DescribeResponse:
+            return await peer.call(methods.DESCRIBE, request, timeout_s=_DESCRIBE_TIMEOUT_S)
+
+        response = await self._until_it_works(f"describe {source}", lambda: self._home(source), call)
+        return np.array(response.block_starts, np.int64), response.digest
+
+    async def probe(self, block: BlockId) -> ProbeColumns:
+        """Lease the block to a loader: its columns."""
+
+        async def call(peer: Peer) -> ProbeColumns:
+            self._holder[block] = peer.address
+            frame = await peer.fetch(methods.PROBE, _request(block), timeout_s=_PROBE_TIMEOUT_S)
+            return probe_from_frame(frame)
+
+        return await self._until_it_works(f"read block {block}", self._least_loaded, call)
+
+    async def release(self, block: BlockId) -> None:
+        """Tell the holder that the block is used up. Only a hint: a loader that does not hear it drops it."""
+        holder = self._holder.pop(block, None)
+        for address in self._addresses if holder is None else [holder]:
+            try:
+                await self._peer(address).call(methods.RELEASE, _request(block), timeout_s=_RELEASE_TIMEOUT_S)
+            except PeerError as error:
+                log.debug("release of %s: %s", block, error)
+
+    async def addresses(self) -> list[str]:
+        """Of the loaders that are up; waits for the first."""
+        if not self._addresses:
+            await self._until_known("send plans")
+        return list(self._addresses)
+
+    def holders(self, blocks: Sequence[BlockId], addresses: Sequence[str]) -> list[int]:
+        """For each block, which of `addresses` to ask for it first: its holder, else always the same one."""
+        number = {address: index for index, address in enumerate(addresses)}
+        return [number.get(self._holder.get(block, ""), block.block % len(addresses)) for block in blocks]
+
+    def lost(self, address: str) -> tuple[BlockId, ...]:
+        """Forget a loader; the blocks that it held."""
+        blocks = tuple(block for block, holder in self._holder.items() if holder == address)
+        for block in blocks:
+            del self._holder[block]
+        return blocks
+
+    async def close(self) -> None:
+        """End all channels."""
+        peers, self._peers = list(self._peers.values()), {}
+        await asyncio.gather(*(peer.close() for peer in peers))
+
+    # ---- choosing
+
+    def _home(self, source: str) -> str:
+        """Spread over the loaders, the same for a source: one of them reads its index."""
+        return self._addresses[sum(source.encode()) % len(self._addresses)]
+
+    def _least_loaded(self) -> str:
+        held = Counter(self._holder.values())
+        return min(self._addresses, key=lambda address: (held[address], self._addresses.index(address)))
+
+    def _peer(self, address: str) -> Peer:
+        if address not in self._peers:
+            self._peers[address] = Peer(address, "loader")
+        return self._peers[address]
+
+    # ---- calling
+
+    async def _until_it_works(
+        self, what: str, choose: Callable[[], str], call: Callable[[Peer], Awaitable[Result]]
+    ) -> Result:
+        """Call the chosen loader, then others, then all of them again after a pause."""
+        delay = _FIRST_DELAY_S
+        while True:
+            if not self._addresses:
+                await self._until_known(what)
+            first = choose()
+            problem: PeerError | NotLeader | None = None
+            for address in [first, *(other for other in self._addresses if other != first)]:
+                try:
+                    async with self._calls:
+                        return await call(self._peer(address))
+                except (PeerError, NotLeader) as error:
+                    problem = error
+            self._say("can't %s yet: %s", what, problem)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_DELAY_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        values = await asyncio.to_thread(self._store.items, PREFIX)
+        found = [str(json.loads(value)["address"]) for value in values.values()]
+        for address in set(self._addresses) - set(found):
+            self.lost(address)
+        self._addresses = found
+
+    async def _until_known(self, what: str) -> None:
+        delay = _FIRST_DELAY_S
+        await self._refresh()
+        while not self._addresses:
+            self._say("waiting for a loader to come up, to %s", what)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_DELAY_S)
+            await self._refresh()
+
+    def _say(self, message: str, *values: object) -> None:
+        """Not once a block and retry: what is wrong is wrong for all of them."""
+        now = self._clock.monotonic()
+        if now - self._said >= _SAY_AGAIN_S:
+            self._said = now
+            log.warning(message, *values)
+
+
+def _request(block: BlockId) -> loader_service_pb2.BlockRequest:
+    return loader_service_pb2.BlockRequest(source=block.source, epoch=block.epoch, block=block.block)

@@ -1,0 +1,429 @@
+"""The planner role: leads, writes the plan log, answers Join, Plans and Status. Acts on the core's decisions.
+
+One event loop holds all state. Every action of `core.py` is carried out here and reported back as an event; a
+record is in the store before anybody sees it, fenced by the leader lease, so that a planner that was
+overtaken can write nothing. What a restart needs is in the store: generation, last record, session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
+
+import dataloader_svc
+from dataloader_svc import faultpoint
+from dataloader_svc.clock import Clock
+from dataloader_svc.config.digest import config_hash, read_digest
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import (
+    DataloaderError,
+    MeshError,
+    PeerError,
+    SessionSuperseded,
+    StateError,
+    StoreError,
+)
+from dataloader_svc.planner import core
+from dataloader_svc.planner.journal import Journal
+from dataloader_svc.planner.loaders import LoaderPool
+from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.select import Rules
+from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
+from dataloader_svc.planner.state import State
+from dataloader_svc.sample import BlockId
+from dataloader_svc.store.base import Store
+
+log = logging.getLogger(__name__)
+
+LEADER = "planner"
+"""Name of the leader lease."""
+
+_LEASE_TTL_S = 10.0
+_RENEW_S = 3.0
+_KEPT_PLANS = 64
+"""Plans kept in memory for readers; older ones are read from the log."""
+
+
+class PlannerService:
+    """Handler of PlannerService. `start` first, `stop` last; `failed` ends when it can't go on.
+
+    owner      name of this role in the leader lease: a restarted planner with the same name leads at once
+    base_dir   the folder of the YAML, which its relative paths start from
+    """
+
+    def __init__(self, config: Config, store: Store, clock: Clock, *, owner: str, base_dir: Path) -> None:
+        self._config, self._store, self._clock, self._owner = config, store, clock, owner
+        self._rules = Rules.of(config)
+        self._strategy = Strategy.of(config)
+        self._base_dir = base_dir
+        self._digests: dict[str, str] = {}
+        self._config_hash = ""
+        self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
+        self._loaders = LoaderPool(store, clock, config.loader.count)
+        self._journal = Journal(store, config.sequence_length)
+        self._session: Session | None = None
+        self._plans: OrderedDict[int, Plan] = OrderedDict()
+        self._plan_seconds: dict[int, tuple[float, float]] = {}
+        self._waiting_since: float | None = None  # for probes, with a step wanted
+        self._wanted: dict[object, int] = {}  # by stream: last step it wants
+        self._changed = asyncio.Condition()
+        self._joining = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Become leader (waits while another planner is), and take up what the store knows."""
+        self._digests, self._config_hash = await asyncio.to_thread(self._hashes)
+        await self._journal.lead(LEADER, self._owner, _LEASE_TTL_S)
+        self._start(self._keep_leading())
+        generation, session = await self._journal.load()
+        if generation is None or generation.config_hash != self._config_hash:
+            return
+        state, used = await self._journal.resume(self._config.planner.ahead)
+        if state.names == self._rules.names:
+            self._session = session
+            self._apply(core.Based(state, used))
+            log.info("planner: generation %d goes on at step %d", generation.number, state.step)
+
+    def _hashes(self) -> tuple[dict[str, str], str]:
+        return read_digest(self._config, self._base_dir), config_hash(self._config, self._base_dir)
+
+    async def stop(self) -> None:
+        """End what runs and give the lease back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loaders.close()
+        with contextlib.suppress(StoreError):
+            await self._journal.release()
+        if not self.failed.done():
+            self.failed.cancel()
+
+    async def _keep_leading(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            await self._journal.renew()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        """What nobody awaits must not fail unseen: it ends the role, which starts again from the store."""
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None or self.failed.done():
+            return
+        error = task.exception()
+        assert error is not None
+        log.error("planner: %s: %s", type(error).__name__, error)
+        self.failed.set_exception(error)
+        self.failed.exception()  # seen: the role may be stopping already
+        self._start(self._wake())
+
+    # ---- the core
+
+    def _apply(self, event: core.Event) -> None:
+        """Tell the core, and start what it decides."""
+        began = self._clock.monotonic()
+        for action in self._core.apply(event):
+            match action:
+                case core.Describe(source, epoch):
+                    self._start(self._describe(source, epoch))
+                case core.Lease(block):
+                    self._start(self._probe(block))
+                case core.Release(block):
+                    self._start(self._loaders.release(block))
+                case core.Append(plan):
+                    now = self._clock.monotonic()
+                    waited = began - self._waiting_since if self._waiting_since is not None else 0.0
+                    self._plan_seconds[plan.step] = (now - began, max(waited, 0.0))
+                    self._waiting_since = now
+                    faultpoint.point("planner.plan_made")
+                    self._start(self._append(plan))
+                case core.Publish(plan):
+                    self._keep(plan)
+                    self._start(self._wake())
+                case core.EndOfData(step, left):
+                    self._say_end(step, left)
+                    self._start(self._wake())
+                case core.Stop(error):
+                    log.error("planner: %s", error)
+                    self._start(self._wake())
+
+    def _say_end(self, step: int, left_tokens: int) -> None:
+        if step == 0:
+            log.warning(
+                "planner: the sources hold less than one step (%d tokens of %d) and last_batch is drop: "
+                "there is no data",
+                left_tokens,
+                self._rules.capacity,
+            )
+        else:
+            log.info("planner: the data ends before step %d; %d tokens are left over", step, left_tokens)
+
+    async def _describe(self, source: str, epoch: int) -> None:
+        try:
+            starts, digest = await self._loaders.describe(source, epoch)
+            event: core.Event = core.Described(source, epoch, starts, digest)
+        except DataloaderError as error:
+            event = core.Failed(error)
+        self._apply(event)
+
+    async def _probe(self, block: BlockId) -> None:
+        try:
+            event: core.Event = core.Probed(await self._loaders.probe(block))
+        except DataloaderError as error:
+            error.add_note(f"while block {block} was read")
+            event = core.Failed(error)
+        self._apply(event)
+
+    async def _append(self, plan: Plan) -> None:
+        """Write, then tell: the quarantine first, so that what the record counts as skipped is listed."""
+        async with self._writing:
+            if self._core.appending is not plan:
+                return  # a join has left this generation meanwhile
+            await self._journal.append(plan)
+            faultpoint.point("planner.plan_appended")
+            self._apply(core.Appended(plan.step))
+        faultpoint.point("planner.plan_published")
+
+    def _keep(self, plan: Plan) -> None:
+        self._plans[plan.step] = plan
+        while len(self._plans) > _KEPT_PLANS:
+            step, _ = self._plans.popitem(last=False)
+            self._plan_seconds.pop(step, None)
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # ---- Join
+
+    async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:
+        """Take a rank in: VersionError, StateError, MeshError say why not, and what to do."""
+        check_protocol(request.protocol, request.client_version, dataloader_svc.__version__)
+        config = self._config
+        if request.job and request.job != config.job:
+            raise StateError(
+                f"this service serves job {config.job!r}, not {request.job!r}: check the address"
+            )
+        mesh = self._mesh(request)
+        state = None
+        if request.state_json:
+            state = State.from_json(request.state_json)
+            check_state(state, self._digests, force=request.force)
+        async with self._joining:
+            session, state = await self._enter(state, mesh)
+        faultpoint.point("planner.joined")
+        return plan_pb2.JoinResponse(
+            session=session.number,
+            start_step=session.start_step,
+            mesh=_message(mesh),
+            job=config.job,
+            service_version=dataloader_svc.__version__,
+            config_digest=self._config_hash,
+            sources=self._rules.names,
+            num_microbatches=config.num_sequences // (mesh.dp * config.global_batch.per_microbatch),
+            sequence_length=config.sequence_length,
+            layout=config.layout,
+            patch=config.images.patch,
+            merge=config.images.merge,
+            state_json=state.to_json(),
+        )
+
+    def _mesh(self, request: plan_pb2.JoinRequest) -> MeshSize:
+        if request.HasField("mesh"):
+            asked = request.mesh
+            mesh = MeshSize(*(max(size, 1) for size in (asked.dp, asked.cp, asked.tp, asked.pp)))
+        else:
+            default = self._config.mesh
+            mesh = MeshSize(default.dp, default.cp, default.tp, default.pp)
+        check_mesh(self._config, mesh)
+        for axis in ("dp", "cp", "tp", "pp"):
+            place_, size = getattr(request.coords, axis), getattr(mesh, axis)
+            if place_ >= size:
+                raise MeshError(f"{axis} rank {place_} is not in 0 to {size - 1} of mesh {mesh}")
+        return mesh
+
+    async def _enter(self, state: State | None, mesh: MeshSize) -> tuple[Session, State]:
+        """The session for this state and mesh, begun if there is none, and the state it starts from."""
+        generation = self._journal.generation
+        logged = None
+        if state is not None and generation is not None:
+            logged = await self._journal.state_at(state.step)
+        changed = isinstance(self._core.stopped, StateError)
+        choice = decide(state, generation, logged, self._config_hash, data_changed=changed)
+        if isinstance(choice, Branch):
+            if state is None:
+                base = State.initial(self._rules.names, seed=self._config.seed, config=self._digests)
+            else:
+                base = state.adapted(self._rules.names, self._digests, self._rules.sequence_length)
+            await self._begin_generation(base, choice.reason)
+            start = base
+        else:
+            assert generation is not None, "there is something to continue"
+            start = generation.base if state is None else state
+        return await self._begin_session(start, mesh), start
+
+    async def _begin_generation(self, base: State, reason: str) -> None:
+        async with self._writing:  # no record of the generation before is on its way any more
+            await self._journal.begin_generation(base, self._config_hash, reason)
+            self._plans.clear()
+            self._plan_seconds.clear()
+            self._session = None
+            self._apply(core.Based(base))
+
+    async def _begin_session(self, start: State, mesh: MeshSize) -> Session:
+        generation = self._journal.generation
+        assert generation is not None, "a session has a generation"
+        key = (generation.number, start.step, start.hash(), mesh)
+        if self._session is None or not self._session.matches(*key):
+            self._session = await self._journal.begin_session(*key)
+            log.info("planner: session %d: mesh %s from step %d", self._session.number, mesh, start.step)
+            await self._wake()
+        return self._session
+
+    # ---- Plans
+
+    async def plans(
+        self, demands: AsyncIterator[planner_service_pb2.PlanDemand]
+    ) -> AsyncIterator[plan_pb2.PlacedPlan]:
+        """Each plan of the session from `from_step` to the latest `up_to`, once and in order."""
+        first = await anext(demands, None)
+        if first is None:
+            return
+        stream, step = object(), int(first.from_step)
+        listener = asyncio.create_task(self._listen(stream, first, demands))
+        try:
+            while True:
+                placed = await self._wait_for(stream, first.session, step, listener)
+                if placed is None:
+                    return
+                yield placed
+                if placed.end_of_data or placed.record.last:
+                    return
+                step += 1
+        finally:
+            listener.cancel()
+            self._wanted.pop(stream, None)
+
+    async def _listen(
+        self,
+        stream: object,
+        first: planner_service_pb2.PlanDemand,
+        demands: AsyncIterator[planner_service_pb2.PlanDemand],
+    ) -> None:
+        """Take in what the reader of a stream wants, until it says no more."""
+        demand: planner_service_pb2.PlanDemand | None = first
+        try:
+            while demand is not None:
+                if self._session is not None and demand.session == self._session.number:
+                    self._demand(stream, int(demand.up_to))
+                await self._wake()
+                demand = await anext(demands, None)
+        finally:
+            self._start(self._wake())
+
+    def _demand(self, stream: object, up_to: int) -> None:
+        state, before = self._core.state, max(self._wanted.values(), default=-1)
+        if state is not None and state.step > before:
+            self._waiting_since = self._clock.monotonic()  # there was nothing to do
+        self._wanted[stream] = up_to
+        # A constructor asks for `ahead` steps beyond the one that its ranks read.
+        done_below = min(self._wanted.values()) - self._config.planner.ahead
+        self._apply(core.Demanded(max(self._wanted.values()), done_below))
+
+    async def _wait_for(
+        self, stream: object, session: int, step: int, listener: asyncio.Task[None]
+    ) -> plan_pb2.PlacedPlan | None:
+        """The placed plan of a step when it is wanted and there; None when the reader has gone."""
+        while True:
+            self._check(session)
+            if self._core.end is not None and step >= self._core.end:
+                return plan_pb2.PlacedPlan(session=session, step=step, end_of_data=True)
+            if step <= self._wanted.get(stream, -1):
+                plan = self._plans.get(step) or await self._journal.plan_at(step)
+                if plan is not None:
+                    return await self._place(plan, session)
+                if self._core.stopped is not None:
+                    raise self._core.stopped
+            elif listener.done():
+                return None
+            async with self._changed:
+                if not self._ready(stream, session, step, listener):
+                    await self._changed.wait()
+
+    def _ready(self, stream: object, session: int, step: int, listener: asyncio.Task[None]) -> bool:
+        """Whether anything has come meanwhile that `_wait_for` waits for."""
+        wanted = step <= self._wanted.get(stream, -1)
+        there = wanted and self._core.state is not None and step < self._core.state.step
+        current = self._session is not None and self._session.number == session
+        ended = self._core.end is not None and step >= self._core.end
+        stopped = wanted and self._core.stopped is not None
+        left = not wanted and listener.done()
+        return there or ended or not current or stopped or left or self.failed.done()
+
+    def _check(self, session: int) -> None:
+        if self.failed.done():
+            raise PeerError("the planner is stopping; it will be back")
+        now = self._session.number if self._session is not None else 0
+        if session != now:
+            raise SessionSuperseded(
+                f"session {session} is over: ranks joined with another mesh or state"
+                + (f", and session {now} is served now" if now else "")
+                + "; join again, all ranks with the same mesh and state"
+            )
+
+    async def _place(self, plan: Plan, number: int) -> plan_pb2.PlacedPlan:
+        addresses = await self._loaders.addresses()
+        self._check(number)
+        session = self._session
+        assert session is not None, "_check found it"
+        placement = place(plan, session.mesh, self._strategy)
+        pieces = plan.pieces
+        rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.block.tolist(), strict=True)
+        blocks = [BlockId(plan.sources[source], epoch, block) for source, epoch, block in rows]
+        plan_s, probe_wait_s = self._plan_seconds.get(plan.step, (0.0, 0.0))
+        return plan_pb2.PlacedPlan(
+            record=plan.to_message(),
+            session=number,
+            step=plan.step,
+            dp_rank=placement.dp_rank.tolist(),
+            microbatch=placement.microbatch.tolist(),
+            loader=addresses,
+            piece_loader=self._loaders.holders(blocks, addresses),
+            metrics=dict(placement.metrics),
+            plan_seconds=plan_s,
+            probe_wait_seconds=probe_wait_s,
+        )
+
+    # ---- Status
+
+    async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
+        """Generation, session and position."""
+        status = planner_service_pb2.PlannerStatus(job=self._config.job, fence=self._journal.fence)
+        generation, session, state = self._journal.generation, self._session, self._core.state
+        if generation is not None:
+            status.generation = generation.number
+        if session is not None:
+            status.session = session.number
+            status.mesh.CopyFrom(_message(session.mesh))
+        if state is not None:
+            status.next_step, status.state_json = state.step, state.to_json()
+        return status
+
+
+def _message(mesh: MeshSize) -> common_pb2.Mesh:
+    return common_pb2.Mesh(dp=mesh.dp, cp=mesh.cp, tp=mesh.tp, pp=mesh.pp)
