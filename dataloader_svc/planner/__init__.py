@@ -1,1 +1,1 @@
-"""The role that decides which samples make up a step, and where they go. Sees metadata only. Start at `core.py`."""
+"""The role that decides what samples make up a step and where they go, from metadata. Start at `core.py`."""

@@ -301,7 +301,8 @@ class PlannerCore:
         assert state is not None
         if self._appending is not None or state.step > self._demand.up_to:
             return []
-        if any(self._supplies[name].layouts.get(at.epoch) is None for name, at in state.sources.items()):
+        unknown = (self._supplies[name].layouts.get(at.epoch) is None for name, at in state.sources.items())
+        if not state.ended and any(unknown):
             return []  # all sources are described first, so that the state never depends on who was quicker
         actions = self._select()
         ready = 1 if self._rules.exhausted == "repeat" or self._end is not None else 2

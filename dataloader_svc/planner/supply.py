@@ -184,15 +184,16 @@ class Cursor:
         )
 
     def _next_epoch(self, rows: int) -> bool:
-        if not self._repeat:
-            return False
-        if self._fresh:
+        """Go there if there is one. SourceError: nothing in all of the source can be used."""
+        if self._fresh if self._repeat else self.samples == 0:
             name = self._supply.source
             worst = ", ".join(f"{reason} {count}" for reason, count in self._bad.most_common(3))
             raise SourceError(
                 f"source {name!r}: none of its {rows} samples can be used"
-                f"{f' ({worst})' if worst else ''}. See `dataloader-svc quarantine {name}`"
+                f"{f' ({worst})' if worst else ''}. See `dataloader-svc quarantine --source {name}`"
             )
+        if not self._repeat:
+            return False
         self.epoch, self.position, self._fresh = self.epoch + 1, 0, True
         return True
 

@@ -1,0 +1,111 @@
+"""What becomes of documents that are longer than a sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataloader_svc.errors import Reason
+from dataloader_svc.planner.pieces import BlockPieces, Pieces, TooLongError, cut
+from dataloader_svc.sample import BlockId
+from dataloader_svc.testing.scripted_loader import Sample, probe_columns
+
+BLOCK = BlockId("a", 2, 7)
+
+
+def pieces_of(samples: list[Sample], rule: str, length: int, start: int = 100) -> BlockPieces:
+    return cut(probe_columns(BLOCK, start, samples), rule, length)
+
+
+def ranges(block: BlockPieces) -> list[list[tuple[int, int, int]]]:
+    rows = list(
+        zip(
+            block.piece_start.tolist(),
+            block.piece_length.tolist(),
+            block.piece_patches.tolist(),
+            strict=True,
+        )
+    )
+    offsets = block.piece_offsets.tolist()
+    return [rows[low:high] for low, high in zip(offsets, offsets[1:], strict=False)]
+
+
+def test_what_fits_stays_whole_and_bad_ones_are_passed_over():
+    block = pieces_of([Sample(5), Sample(0), Sample(8), Sample(1)], "split", 8)
+    assert block.position.tolist() == [100, 102, 103]
+    assert ranges(block) == [[(0, 5, 0)], [(0, 8, 0)], [(0, 1, 0)]]
+    assert block.ends.tolist() == [0, 5, 13, 14]
+    assert [(row.position, row.reason) for row in block.skipped] == [(101, "empty_text")]
+
+
+def test_split_cuts_everything_into_sequences():
+    block = pieces_of([Sample(3), Sample(20), Sample(2)], "split", 8)
+    assert ranges(block) == [[(0, 3, 0)], [(0, 8, 0), (8, 8, 0), (16, 4, 0)], [(0, 2, 0)]]
+    assert block.ends.tolist() == [0, 3, 23, 25]
+
+
+def test_truncate_counts_what_is_kept():
+    block = pieces_of([Sample(20), Sample(2)], "truncate", 8)
+    assert ranges(block) == [[(0, 8, 0)], [(0, 2, 0)]]
+    assert block.ends.tolist() == [0, 8, 10]
+
+
+def test_drop_says_so():
+    block = pieces_of([Sample(20), Sample(2)], "drop", 8)
+    assert block.position.tolist() == [101]
+    (row,) = block.skipped
+    assert (row.position, row.reason, row.detail) == (100, Reason.TOO_LONG, "20 tokens, sequence_length 8")
+
+
+def test_error_names_the_position():
+    with pytest.raises(TooLongError, match="position 101 has 20 tokens"):
+        pieces_of([Sample(2), Sample(20)], "error", 8)
+
+
+MEDIA = Sample(58, ((10, 16, 64), (36, 16, 64)))  # text 10, picture 16, text 10, picture 16, text 6
+
+
+def test_a_cut_goes_round_a_picture():
+    assert ranges(pieces_of([MEDIA], "truncate", 40)) == [[(0, 36, 64)]]
+    assert ranges(pieces_of([MEDIA], "split", 40)) == [[(0, 36, 64), (36, 22, 64)]]
+    assert ranges(pieces_of([MEDIA], "split", 16)) == [
+        [(0, 10, 0), (10, 16, 64), (26, 10, 0), (36, 16, 64), (52, 6, 0)]
+    ]
+
+
+@pytest.mark.parametrize("rule", ["split", "truncate", "drop"])
+def test_a_picture_longer_than_a_sequence_takes_its_document_along(rule):
+    block = pieces_of([Sample(41, ((0, 41, 164),)), Sample(3)], rule, 40)
+    assert block.position.tolist() == [101]
+    assert [row.reason for row in block.skipped] == [Reason.TOO_LONG]
+
+
+def test_a_run_names_the_samples_that_its_pieces_come_from():
+    block = pieces_of([Sample(3), Sample(0), Sample(20), Sample(2)], "split", 8)
+    run = block.run(1, 3, 4)
+    assert run.source.tolist() == [4, 4, 4, 4]
+    assert run.epoch.tolist() == [2, 2, 2, 2]
+    assert run.block.tolist() == [7, 7, 7, 7]
+    assert run.position.tolist() == [102, 102, 102, 103]
+    assert run.start.tolist() == [0, 8, 16, 0]
+    assert len(block.run(1, 1, 4)) == 0
+
+
+def test_skipped_rows_of_a_range():
+    block = pieces_of([Sample(0), Sample(1), Sample(0), Sample(0)], "split", 8)
+    assert [row.position for row in block.skipped_between(101, 103)] == [102]
+    assert [row.position for row in block.skipped_between(100, 104)] == [100, 102, 103]
+
+
+def test_a_bad_sample_that_its_probe_does_not_list_still_has_a_reason():
+    probe = probe_columns(BLOCK, 0, [Sample(3), Sample(4)])
+    probe.tokens[1] = 0
+    assert [(row.position, row.reason) for row in cut(probe, "split", 8).skipped] == [(1, "bad_record")]
+
+
+def test_pieces_join_and_part():
+    block = pieces_of([Sample(3), Sample(20)], "split", 8)
+    joined = Pieces.concat([block.run(0, 1, 0), Pieces.empty(), block.run(1, 2, 1)])
+    assert joined.tokens == 23
+    assert joined.take(np.array([3, 0])).length.tolist() == [4, 3]
+    assert len(Pieces.concat([])) == 0

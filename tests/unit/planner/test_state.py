@@ -1,0 +1,147 @@
+"""A state survives its JSON exactly, stays small, and follows a changed configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dataloader_svc.errors import StateError
+from dataloader_svc.planner.pieces import Pieces
+from dataloader_svc.planner.state import SourceState, State
+
+
+def pieces(*rows: tuple[int, ...]) -> Pieces:
+    """(source, epoch, position, start, length, patches, block) each."""
+    return Pieces(*np.array(rows, np.int64).reshape(-1, 7).T.copy())
+
+
+def state(**changes) -> State:
+    values = {
+        "seed": 17,
+        "step": 5,
+        "sources": {
+            "a": SourceState(1, 30, 80, 900, credit=0.1 + 0.2, index="aa", bad={"empty_text": 2}),
+            "b": SourceState(0, 4, 4, 50, credit=-(0.1 + 0.2), index="bb"),
+        },
+        "config": {"job": "1234"},
+        "waiting": pieces((0, 1, 29, 0, 7, 0, 3), (1, 0, 3, 8, 9, 64, 0)),
+        "age": np.array([2, 1]),
+        "largest": 31,
+    }
+    return State(**{**values, **changes})
+
+
+def test_there_and_back():
+    before = state()
+    after = State.from_json(before.to_json())
+    assert after.to_json() == before.to_json()
+    assert after.sources == before.sources  # floats too
+    assert after.waiting.length.tolist() == [7, 9]
+    assert after.waiting.patches.tolist() == [0, 64]
+    assert after.age.tolist() == [2, 1]
+    assert after.hash() == before.hash()
+    assert after.ended is False
+    assert State.from_json(replace(before, ended=True).to_json()).ended is True
+
+
+def test_a_trainers_copy_through_its_own_json_is_the_same_state():
+    text = json.dumps(json.loads(state().to_json()), indent=2, sort_keys=True)
+    assert State.from_json(text).hash() == state().hash()
+
+
+def test_what_audits_read_of_it():
+    values = json.loads(state().to_json())
+    assert values["version"] == 1
+    assert values["step"] == 5
+    assert values["sources"]["a"]["epoch"] == 1
+    assert values["sources"]["a"]["position"] == 30
+    assert values["sources"]["a"]["tokens"] == 900
+    assert values["waiting"][1][:5] == ["b", 0, 3, 8, 9]
+
+
+def test_the_rest_of_a_very_long_document_is_one_entry():
+    rest = [(0, 0, 7, start, min(32, 1_000_000 - start), 0, 2) for start in range(64, 1_000_000, 32)]
+    before = state(waiting=pieces(*rest), age=np.ones(len(rest), np.int64))
+    values = json.loads(before.to_json())
+    assert values["waiting"] == [["a", 0, 7, 64, 999_936, 0, 2, 1, 32]]
+    after = State.from_json(before.to_json())
+    assert after.waiting.start.tolist() == before.waiting.start.tolist()
+    assert after.waiting.length.tolist() == before.waiting.length.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "ages"),
+    [
+        (
+            [(0, 0, 7, 0, 8, 0, 2), (0, 0, 7, 8, 8, 0, 2), (0, 0, 7, 16, 3, 0, 2), (0, 0, 7, 19, 3, 0, 2)],
+            [1] * 4,
+        ),
+        ([(0, 0, 7, 0, 8, 0, 2), (0, 0, 7, 16, 8, 0, 2)], [1, 1]),  # a hole
+        ([(0, 0, 7, 0, 8, 0, 2), (0, 0, 7, 8, 9, 0, 2)], [1, 1]),  # the second is longer
+        ([(0, 0, 7, 0, 8, 0, 2), (0, 0, 7, 8, 8, 0, 2)], [1, 2]),
+        ([(0, 0, 7, 0, 8, 0, 2), (0, 0, 8, 8, 8, 0, 2)], [1, 1]),
+        ([(0, 0, 7, 0, 8, 4, 2), (0, 0, 7, 8, 8, 4, 2)], [1, 1]),  # media
+    ],
+)
+def test_only_real_runs_are_joined(rows, ages):
+    before = state(waiting=pieces(*rows), age=np.array(ages))
+    after = State.from_json(before.to_json())
+    for column in ("source", "epoch", "position", "start", "length", "patches", "block"):
+        assert getattr(after.waiting, column).tolist() == getattr(before.waiting, column).tolist()
+    assert after.age.tolist() == ages
+
+
+def test_three_hundred_sources_take_kilobytes():
+    sources = {
+        f"source-{n:03}": SourceState(
+            3, 12_345_678, 9_876_543, 9_876_543_210, 1234.5678901234567, "0123456789ab"
+        )
+        for n in range(306)
+    }
+    text = state(sources=sources, waiting=pieces(), age=np.empty(0, np.int64)).to_json()
+    assert len(text) < 48 * 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no state_dict of this service"),
+        ("[1]", "no state_dict of this service"),
+        ("{}", "lacks a version"),
+        ('{"version": 2}', "has version 2; this service reads version 1"),
+        ('{"version": 1}', "damaged .*KeyError.*use an older checkpoint"),
+        ('{"version": 1, "sources": []}', "damaged"),
+    ],
+)
+def test_what_is_no_state(text, message):
+    with pytest.raises(StateError, match=message):
+        State.from_json(text)
+
+
+def test_sources_come_and_go():
+    after = state().adapted(("b", "c"), {"job": "5678"}, 32)
+    assert after.names == ("b", "c")
+    assert after.sources["b"].position == 4
+    assert after.sources["c"] == SourceState(credit=after.sources["c"].credit)
+    assert sum(source.credit for source in after.sources.values()) == pytest.approx(0)
+    assert after.waiting.source.tolist() == [0]  # b's piece; a's went with it
+    assert after.waiting.position.tolist() == [3]
+    assert after.age.tolist() == [1]
+    assert after.config == {"job": "5678"}
+
+
+def test_shorter_sequences_cut_what_waits():
+    before = state(waiting=pieces((0, 1, 29, 8, 20, 0, 3)), age=np.array([2]))
+    after = before.adapted(("a", "b"), {}, 8)
+    assert after.waiting.start.tolist() == [8, 16, 24]
+    assert after.waiting.length.tolist() == [8, 8, 4]
+    assert after.age.tolist() == [2, 2, 2]
+
+
+def test_a_waiting_picture_is_not_cut():
+    before = state(waiting=pieces((1, 0, 3, 0, 20, 64, 0)), age=np.array([1]))
+    with pytest.raises(StateError, match=r"'b' with pictures has 20 tokens, and sequence_length is now 8"):
+        before.adapted(("a", "b"), {}, 8)
