@@ -260,22 +260,16 @@ class PlannerService:
     async def _enter(self, state: State | None, mesh: MeshSize) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
         generation = self._journal.generation
-        logged = None
-        if state is not None and generation is not None:
-            logged = await self._journal.state_at(state.step)
+        if state is None:
+            state = State.initial(self._rules.names, seed=self._config.seed, config=self._digests)
+        adapted = state.adapted(self._rules.names, self._digests, self._rules.sequence_length)
+        logged = await self._journal.state_at(state.step) if generation is not None else None
         changed = isinstance(self._core.stopped, StateError)
-        choice = decide(state, generation, logged, self._config_hash, data_changed=changed)
+        choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)
         if isinstance(choice, Branch):
-            if state is None:
-                base = State.initial(self._rules.names, seed=self._config.seed, config=self._digests)
-            else:
-                base = state.adapted(self._rules.names, self._digests, self._rules.sequence_length)
-            await self._begin_generation(base, choice.reason)
-            start = base
-        else:
-            assert generation is not None, "there is something to continue"
-            start = generation.base if state is None else state
-        return await self._begin_session(start, mesh), start
+            await self._begin_generation(adapted, choice.reason)
+            return await self._begin_session(adapted, mesh), adapted
+        return await self._begin_session(choice.state, mesh), choice.state
 
     async def _begin_generation(self, base: State, reason: str) -> None:
         async with self._writing:  # no record of the generation before is on its way any more

@@ -92,7 +92,9 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Go on in the current generation; its log holds every step from its base to the state."""
+    """Go on in the current generation from `state`; its log holds every step from its base to there."""
+
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +105,32 @@ class Branch:
 
 
 def decide(
-    state: State | None,
+    state: State,
+    adapted: State,
     generation: Generation | None,
     logged: State | None,
     config_hash: str,
     *,
     data_changed: bool = False,
 ) -> Continue | Branch:
-    """Where a client goes on that brings `state` (None: from the start).
+    """Where a client goes on that brings `state`: the initial one where it brings none.
 
+    `adapted` is that state under today's configuration, from which a new generation would begin: ranks that
+    join one after the other bring the same state, and only the first may find that it needs one.
     `logged` is the state that the current generation's log has at the same step, if it has that step.
     `data_changed`: files were found to be others than the log was made with.
     """
     if generation is None:
-        return Branch("first start" if state is None else "a state, and a store that knows no plans")
+        return Branch("first start" if state.step == 0 else "a state, and a store that knows no plans")
     if generation.config_hash != config_hash:
         return Branch("the configuration has changed")
-    if state is None and data_changed:
+    if state.step == 0 and data_changed:
         return Branch("the files have changed")
-    if state is None:
-        fresh = generation.base.step == 0 and generation.parent is None
-        return Continue() if fresh else Branch("from the start again")
     known = generation.base if state.step == generation.base.step else logged
-    if known is not None and known.hash() == state.hash():
-        return Continue()
+    if known is not None and known.hash() in (state.hash(), adapted.hash()):
+        return Continue(known)
+    if state.step == 0:
+        return Branch("from the start again")
     return Branch(f"the state of step {state.step} is not one of generation {generation.number}")
 
 

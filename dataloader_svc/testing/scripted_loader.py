@@ -6,6 +6,7 @@ Probe, Release and Status for it, and can be told to fail. `probe_columns` alone
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +87,7 @@ class ScriptedPlanLoader:
     described: list[tuple[str, int]] = field(default_factory=list)
     probed: list[BlockId] = field(default_factory=list)
     released: list[BlockId] = field(default_factory=list)
+    has_released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def describe(
         self, request: loader_service_pb2.DescribeRequest
@@ -115,6 +117,7 @@ class ScriptedPlanLoader:
     async def release(self, request: loader_service_pb2.BlockRequest) -> common_pb2.Empty:
         """Remembered."""
         self.released.append(BlockId(request.source, request.epoch, request.block))
+        self.has_released.set()
         return common_pb2.Empty()
 
     async def fetch(self, _: loader_service_pb2.FetchRequest) -> Frame:

@@ -21,7 +21,6 @@ from dataloader_svc.planner.core import (
     PlannerCore,
     Probed,
     Publish,
-    Release,
     Stop,
 )
 from dataloader_svc.planner.select import Rules

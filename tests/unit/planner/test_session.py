@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -25,31 +26,58 @@ FIRST = Generation(1, FRESH, "hash", None, "first start")
 SECOND = Generation(2, LATER, "hash", 1, "a resume")
 
 
+AGAIN = Generation(3, FRESH, "hash", 2, "from the start again")
+OTHER = replace(LATER, largest=3)
+
+
 @pytest.mark.parametrize(
     ("state", "generation", "logged", "config_hash", "expected"),
     [
-        (None, None, None, "hash", "first start"),
+        (FRESH, None, None, "hash", "first start"),
         (LATER, None, None, "hash", "a state, and a store that knows no plans"),
-        (None, FIRST, None, "hash", None),
-        (FRESH, FIRST, None, "hash", None),
-        (None, FIRST, None, "other", "the configuration has changed"),
+        (FRESH, FIRST, None, "hash", FRESH),
+        (FRESH, FIRST, None, "other", "the configuration has changed"),
         (LATER, FIRST, LATER, "other", "the configuration has changed"),
-        (LATER, FIRST, LATER, "hash", None),
+        (LATER, FIRST, LATER, "hash", LATER),
         (LATER, FIRST, None, "hash", "the state of step 7 is not one of generation 1"),
-        (LATER, FIRST, replace(LATER, largest=3), "hash", "the state of step 7 is not one of generation 1"),
-        (LATER, SECOND, None, "hash", None),
-        (replace(LATER, largest=3), SECOND, None, "hash", "the state of step 7 is not one of generation 2"),
-        (None, SECOND, None, "hash", "from the start again"),
+        (LATER, FIRST, OTHER, "hash", "the state of step 7 is not one of generation 1"),
+        (LATER, SECOND, None, "hash", LATER),
+        (OTHER, SECOND, None, "hash", "the state of step 7 is not one of generation 2"),
+        (FRESH, SECOND, None, "hash", "from the start again"),
+        (FRESH, AGAIN, None, "hash", FRESH),
     ],
 )
 def test_where_a_client_goes_on(state, generation, logged, config_hash, expected):
-    choice = decide(state, generation, logged, config_hash)
-    assert choice == (Continue() if expected is None else Branch(expected))
+    choice = decide(state, state, generation, logged, config_hash)
+    assert choice == (Branch(expected) if isinstance(expected, str) else Continue(expected))
+
+
+@pytest.mark.parametrize("state", [FRESH, LATER])
+def test_only_the_first_of_several_ranks_begins_a_generation(state):
+    """They join one after the other with the same state, which a new source makes the service adapt."""
+    adapted = state.adapted(("a", "b", "c"), {"job": "11-22"}, 100)
+    assert adapted.hash() != state.hash()
+    choice = decide(state, adapted, FIRST, None, "new hash")
+    assert isinstance(choice, Branch)
+    begun = Generation(2, adapted, "new hash", 1, choice.reason)
+    for _ in range(3):
+        assert decide(state, adapted, begun, None, "new hash") == Continue(adapted)
+
+
+def test_a_state_that_fits_is_adapted_to_itself():
+    state = replace(LATER, sources={**LATER.sources, "a": replace(LATER.sources["a"], credit=0.1)})
+    assert state.adapted(("b", "a"), {"job": "11-22"}, 100) is state
 
 
 def test_changed_files_begin_again_only_without_a_state():
-    assert decide(None, FIRST, None, "hash", data_changed=True) == Branch("the files have changed")
-    assert decide(LATER, FIRST, LATER, "hash", data_changed=True) == Continue()
+    assert decide(FRESH, FRESH, FIRST, None, "hash", data_changed=True) == Branch("the files have changed")
+    assert decide(LATER, LATER, FIRST, LATER, "hash", data_changed=True) == Continue(LATER)
+
+
+def test_equal_states_are_equal_text_whatever_the_order_of_their_keys():
+    state = replace(FRESH, config={"source/b": "1", "job": "2", "source/a": "3"})
+    back = State.from_json(json.dumps(json.loads(state.to_json()), sort_keys=True))
+    assert back.hash() == state.hash()
 
 
 def test_generations_and_sessions_survive_the_store():

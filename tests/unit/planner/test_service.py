@@ -1,0 +1,577 @@
+"""The planner's service over real gRPC on loopback, with scripted loaders and a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from dataloader_client import methods
+from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
+
+from dataloader_svc.clock import SystemClock
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import (
+    DataError,
+    DataloaderError,
+    MeshError,
+    NotLeader,
+    Overloaded,
+    PeerError,
+    SessionSuperseded,
+    SourceError,
+    StateError,
+    VersionError,
+)
+from dataloader_svc.planner.history import current_generation, read_records
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.service import PlannerService
+from dataloader_svc.rpc.servicers import start_server
+from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.store import MemoryStore, quarantine
+from dataloader_svc.testing.planning import plan_config
+from dataloader_svc.testing.scripted_loader import ScriptedPlanLoader, ScriptedSources
+
+SOURCES = ScriptedSources.of_lengths({"a": [8, 5, 3] * 60, "b": [9, 2] * 60}, block=7)
+LIMIT_S = 60.0
+
+
+def config(**fields) -> Config:
+    return plan_config({"a": 1, "b": 1}, sequences=4, **fields)
+
+
+class World:
+    """A store, loaders, and planners that come and go; everything a test starts ends with it."""
+
+    def __init__(self, folder: Path, settings: Config | None = None) -> None:
+        self.folder = folder
+        (folder / "tokenizer.json").write_text("{}")
+        self.config = settings or config()
+        self.store = MemoryStore()
+        self.planner: PlannerService | None = None
+        self.peer: Peer | None = None
+        self._server = None
+        self._loader_servers = []
+
+    async def add_loader(
+        self, sources: ScriptedSources = SOURCES, errors: Sequence[DataloaderError] = ()
+    ) -> ScriptedPlanLoader:
+        loader = ScriptedPlanLoader(sources, list(errors))
+        server, address = await start_server({methods.LOADER: loader}, "127.0.0.1:0")
+        self.store.put(
+            f"endpoint/loader/{len(self._loader_servers)}", json.dumps({"address": address}).encode()
+        )
+        self._loader_servers.append(server)
+        return loader
+
+    async def stop_loader(self, index: int, *, deregister: bool) -> None:
+        await self._loader_servers[index].stop(None)
+        if deregister:
+            self.store.delete(f"endpoint/loader/{index}")
+
+    async def start(self, settings: Config | None = None) -> None:
+        self.config = settings or self.config
+        self.planner = PlannerService(
+            self.config, self.store, SystemClock(), owner="planner", base_dir=self.folder
+        )
+        await self.planner.start()
+        self._server, address = await start_server({methods.PLANNER: self.planner}, "127.0.0.1:0")
+        self.peer = Peer(address, "planner")
+
+    async def stop(self) -> None:
+        if self.planner is not None:
+            await self.peer.close()
+            await self._server.stop(None)
+            await self.planner.stop()
+            self.planner = None
+
+    async def end(self) -> None:
+        await self.stop()
+        for server in self._loader_servers:
+            await server.stop(None)
+
+    async def join(self, dp: int = 2, state: str = "", **fields) -> plan_pb2.JoinResponse:
+        request = plan_pb2.JoinRequest(
+            protocol=methods.PROTOCOL, mesh=common_pb2.Mesh(dp=dp), state_json=state, **fields
+        )
+        return await self.peer.call(methods.PLANNER_JOIN, request, timeout_s=LIMIT_S)
+
+    async def plans(self, session: int, first: int, up_to: int) -> list[plan_pb2.PlacedPlan]:
+        async def demands() -> AsyncIterator[planner_service_pb2.PlanDemand]:
+            yield planner_service_pb2.PlanDemand(session=session, from_step=first, up_to=up_to)
+
+        async with aclosing(self.peer.stream(methods.PLANS, demands())) as stream:
+            return [plan async for plan in stream]
+
+
+class Heard(logging.Handler):
+    """`event` is set when the planner logs `text`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.event = text, asyncio.Event()
+        logging.getLogger("dataloader_svc.planner").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            self.event.set()
+            logging.getLogger("dataloader_svc.planner").removeHandler(self)
+
+
+def scenario(body: Callable[[World], Awaitable[None]], folder: Path, settings: Config | None = None) -> None:
+    async def run() -> None:
+        world = World(folder, settings)
+        try:
+            await asyncio.wait_for(body(world), LIMIT_S)
+        finally:
+            await world.end()
+
+    asyncio.run(run())
+
+
+def test_plans_are_in_the_log_placed_and_in_order(tmp_path):
+    async def body(world: World) -> None:
+        loader = await world.add_loader()
+        await world.start()
+        joined = await world.join(dp=2)
+        assert (joined.session, joined.start_step, joined.num_microbatches) == (1, 0, 2)
+        assert joined.job == "scripted"
+        assert list(joined.sources) == ["a", "b"]
+        plans = await world.plans(1, 0, 5)
+        assert [plan.step for plan in plans] == list(range(6))
+        logged = {record.step: record for record in read_records(world.store)}
+        for plan in plans:
+            assert plan.record == logged[plan.step]
+            assert sorted(plan.dp_rank) == [0, 0, 1, 1]
+            assert sorted(plan.microbatch) == [0, 0, 1, 1]
+            assert len(plan.loader) == 1
+            assert set(plan.piece_loader) == {0}
+            assert len(plan.piece_loader) == len(plan.record.position)
+            assert plan.metrics["llm_imbalance"] >= 1
+            assert plan.plan_seconds > 0
+        assert json.loads(joined.state_json)["step"] == 0
+        assert json.loads(plans[-1].record.state_json)["step"] == 6
+        assert len(loader.probed) == len(set(loader.probed))  # each block is read once
+
+    scenario(body, tmp_path)
+
+
+def test_each_plan_once_as_demand_grows(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        session = (await world.join()).session
+        asked: asyncio.Queue[int] = asyncio.Queue()
+
+        async def demands() -> AsyncIterator[planner_service_pb2.PlanDemand]:
+            while True:
+                yield planner_service_pb2.PlanDemand(session=session, from_step=2, up_to=await asked.get())
+
+        got = []
+        asked.put_nowait(3)
+        async with aclosing(world.peer.stream(methods.PLANS, demands())) as stream:
+            async for plan in stream:
+                got.append(plan.step)
+                if got[-1] in (3, 4):
+                    asked.put_nowait(got[-1] + 1)
+                if got[-1] == 5:
+                    break
+        assert got == [2, 3, 4, 5]
+        assert max(record.step for record in read_records(world.store)) == 5
+
+    scenario(body, tmp_path)
+
+
+def test_two_readers_get_the_same(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join()
+        one, two = await asyncio.gather(world.plans(1, 0, 4), world.plans(1, 3, 6))
+        assert [plan.step for plan in one] == [0, 1, 2, 3, 4]
+        assert [plan.step for plan in two] == [3, 4, 5, 6]
+        assert one[3].record == two[0].record
+        assert list(one[3].dp_rank) == list(two[0].dp_rank)
+
+    scenario(body, tmp_path)
+
+
+def test_a_restarted_planner_goes_on_and_readers_keep_their_session(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        session = (await world.join()).session
+        before = await world.plans(session, 0, 3)
+        await world.stop()
+        await world.start()
+        status = await world.peer.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=LIMIT_S)
+        assert (status.session, status.generation, status.next_step) == (session, 1, 4)
+        after = await world.plans(session, 2, 7)
+        assert [plan.step for plan in after] == [2, 3, 4, 5, 6, 7]
+        assert [plan.record for plan in after[:2]] == [plan.record for plan in before[2:]]
+        assert (await world.join()).session == session  # the same join is the same session
+        await world.stop()
+
+        unbroken = World(world.folder)
+        await unbroken.add_loader()
+        await unbroken.start()
+        await unbroken.join()
+        reference = await unbroken.plans(1, 0, 7)
+        await unbroken.end()
+        assert [plan.record for plan in reference] == [plan.record for plan in [*before, *after[2:]]]
+
+    scenario(body, tmp_path)
+
+
+def test_the_same_set_on_every_mesh(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        digests = []
+        for number, dp in enumerate((1, 2, 4), 1):
+            joined = await world.join(dp=dp)
+            assert (joined.session, joined.start_step) == (number, 0)
+            plans = await world.plans(number, 0, 4)
+            assert all(set(plan.dp_rank) == set(range(dp)) for plan in plans)
+            digests.append([plan.record.digest for plan in plans])
+        assert digests[0] == digests[1] == digests[2]
+        assert current_generation(world.store).number == 1  # one log for all of them
+
+    scenario(body, tmp_path)
+
+
+def test_another_mesh_supersedes(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        first = (await world.join(dp=2)).session
+        reading = asyncio.create_task(world.plans(first, 0, 10_000))
+        await world.plans(first, 0, 2)
+        second = (await world.join(dp=4)).session
+        assert second == first + 1
+        with pytest.raises(SessionSuperseded, match=f"session {first} is over: .*session {second} is served"):
+            await reading
+        assert [plan.step for plan in await world.plans(second, 0, 1)] == [0, 1]
+
+    scenario(body, tmp_path)
+
+
+def test_a_resume_goes_on_in_the_log_on_another_mesh(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join(dp=2)
+        plans = await world.plans(1, 0, 6)
+        joined = await world.join(dp=4, state=plans[2].record.state_json)
+        assert (joined.session, joined.start_step) == (2, 3)
+        assert json.loads(joined.state_json) == json.loads(plans[2].record.state_json)
+        again = await world.plans(2, 3, 6)
+        assert [plan.record for plan in again] == [plan.record for plan in plans[3:]]
+        assert current_generation(world.store).number == 1
+
+    scenario(body, tmp_path)
+
+
+def test_a_resume_into_an_empty_store_gives_the_same_steps(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 6)
+        await world.stop()
+        other = World(world.folder)
+        await other.add_loader()
+        await other.start()
+        joined = await other.join(dp=1, state=plans[2].record.state_json)
+        assert joined.start_step == 3
+        again = await other.plans(joined.session, 3, 6)
+        await other.end()
+        assert [plan.record.digest for plan in again] == [plan.record.digest for plan in plans[3:]]
+        assert [plan.record.state_json for plan in again] == [plan.record.state_json for plan in plans[3:]]
+
+    scenario(body, tmp_path)
+
+
+def test_another_mixture_branches_from_the_state(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 4)
+        await world.stop()
+        changed = plan_config({"a": 1, "b": 3}, sequences=4)
+        await world.start(changed)
+        with pytest.raises(SessionSuperseded, match="session 1 is over"):
+            await world.plans(1, 0, 4)
+        joined = await world.join(state=plans[1].record.state_json)
+        assert (joined.session, joined.start_step) == (2, 2)
+        generation = current_generation(world.store)
+        assert (generation.number, generation.parent, generation.base.step) == (2, 1, 2)
+        assert generation.reason == "the configuration has changed"
+        after = await world.plans(2, 2, 9)
+        drawn = [json.loads(plans[1].record.state_json), json.loads(after[-1].record.state_json)]
+        tokens = {
+            name: drawn[1]["sources"][name]["tokens"] - drawn[0]["sources"][name]["tokens"] for name in "ab"
+        }
+        assert tokens["b"] == pytest.approx(3 * tokens["a"], abs=40)
+        # Nothing that was read before the branch is read again.
+        seen = set()
+        for plan in [*plans[:2], *after]:
+            columns = (plan.record.source, plan.record.epoch, plan.record.position, plan.record.start)
+            pieces = set(zip(*columns, strict=True))
+            assert not pieces & seen
+            seen |= pieces
+
+    scenario(body, tmp_path)
+
+
+def test_who_is_refused_and_why(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        with pytest.raises(
+            MeshError, match="dp=3 does not divide the 4 sequences of a step: use dp=2 or dp=4"
+        ):
+            await world.join(dp=3)
+        with pytest.raises(MeshError, match="dp rank 2 is not in 0 to 1 of mesh dp=2,cp=1"):
+            await world.join(dp=2, coords=common_pb2.Coords(dp=2))
+        with pytest.raises(StateError, match="serves job 'scripted', not 'other'"):
+            await world.join(job="other")
+        with pytest.raises(StateError, match="lacks a version"):
+            await world.join(state="{}")
+        with pytest.raises(VersionError, match="protocol 99"):
+            request = plan_pb2.JoinRequest(protocol=99)
+            await world.peer.call(methods.PLANNER_JOIN, request, timeout_s=LIMIT_S)
+        assert current_generation(world.store) is None  # nothing was begun
+        first = await world.join()
+        state = json.loads(first.state_json)
+        state["config"]["job"] = "0000" + state["config"]["job"][4:]
+        with pytest.raises(StateError, match="^seed differs from what the state was made with"):
+            await world.join(state=json.dumps(state))
+        forced = await world.join(state=json.dumps(state), force=True)
+        assert forced.session == 2
+
+    scenario(body, tmp_path)
+
+
+def test_the_default_mesh_is_the_configured_one(tmp_path):
+    async def body(world: World) -> None:
+        await world.start()
+        request = plan_pb2.JoinRequest(protocol=methods.PROTOCOL)
+        joined = await world.peer.call(methods.PLANNER_JOIN, request, timeout_s=LIMIT_S)
+        assert joined.mesh.dp == 4
+        assert joined.num_microbatches == 1
+
+    scenario(body, tmp_path, config(mesh={"dp": 4}))
+
+
+def test_the_end_of_the_data(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths({"a": [8] * 20, "b": [8] * 20}))
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 100)
+        assert [plan.record.last for plan in plans] == [False, False, True]
+        (beyond,) = await world.plans(1, 3, 3)
+        assert beyond.end_of_data
+        assert beyond.step == 3
+        await world.stop()
+        await world.start()
+        (again,) = await world.plans(1, 3, 3)
+        assert again.end_of_data
+
+    scenario(body, tmp_path, config(mixture={"exhausted": "drop"}))
+
+
+def test_no_whole_step_is_an_end_and_a_warning(tmp_path, caplog):
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths({"a": [8] * 2, "b": [8] * 2}))
+        await world.start()
+        await world.join()
+        (plan,) = await world.plans(1, 0, 0)
+        assert plan.end_of_data
+        assert plan.step == 0
+
+    with caplog.at_level(logging.WARNING):
+        scenario(body, tmp_path, config(mixture={"exhausted": "stop"}, last_batch="drop"))
+    assert "the sources hold less than one step (32 tokens of 128)" in caplog.text
+
+
+def test_skipped_rows_are_in_the_quarantine_before_the_plan_is_seen(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths({"a": [8, 0, 8] * 30, "b": [8] * 90}))
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 3)
+        expected = {row.position for plan in plans for row in plan.record.skipped}
+        rows = quarantine(world.store, "a")
+        assert {row.sample.position for row in rows} == expected
+        assert len(expected) > 5
+        assert {(row.row.shard, row.reason) for row in rows} == {("a.jsonl", "empty_text")}
+
+    scenario(body, tmp_path, config(source={"max_bad_fraction": 1.0}))
+
+
+def test_too_many_bad_rows_reach_every_reader(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths({"a": [8, 0] * 50, "b": [8] * 90}))
+        await world.start()
+        await world.join()
+        for _ in range(2):
+            with pytest.raises(DataError, match=r"source 'a': \d+ of its first \d+ samples are bad"):
+                await world.plans(1, 0, 50)
+        # What was planned before is there for who asks for it.
+        assert [plan.step for plan in await world.plans(1, 0, 0)] == [0]
+
+    scenario(body, tmp_path, config(source={"max_bad_fraction": 0.3, "max_bad_minimum": 20}))
+
+
+def test_a_source_that_can_t_be_opened_is_told_to_readers(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths({"a": [8] * 50}))
+        await world.start()
+        await world.join()
+        with pytest.raises(SourceError, match="source 'b': no such file"):
+            await world.plans(1, 0, 0)
+
+    scenario(body, tmp_path)
+
+
+def test_changed_files_are_named_and_a_fresh_start_begins_again(tmp_path):
+    async def body(world: World) -> None:
+        loader = await world.add_loader()
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 2)
+        await world.stop()
+        loader.sources = ScriptedSources(SOURCES.samples, SOURCES.block, "index-1")
+        await world.start()
+        with pytest.raises(StateError, match=r"source '[ab]': its files are not those of the state"):
+            await world.plans(1, 3, 3)
+        joined = await world.join()
+        assert (joined.session, joined.start_step) == (2, 0)
+        assert current_generation(world.store).reason == "the files have changed"
+        again = await world.plans(2, 0, 2)
+        assert [plan.step for plan in again] == [0, 1, 2]
+        assert again[0].record.digest == plans[0].record.digest  # the script's lengths are the same
+
+    scenario(body, tmp_path)
+
+
+def test_it_waits_for_loaders_and_says_so(tmp_path):
+    async def body(world: World) -> None:
+        heard = Heard("waiting for a loader to come up")
+        await world.start()
+        await world.join()
+        reading = asyncio.create_task(world.plans(1, 0, 1))
+        await heard.event.wait()
+        await world.add_loader()
+        assert [plan.step for plan in await reading] == [0, 1]
+
+    scenario(body, tmp_path)
+
+
+def test_what_one_loader_can_t_take_goes_to_another(tmp_path):
+    async def body(world: World) -> None:
+        first = await world.add_loader(errors=[Overloaded("no room")] * 3 + [PeerError("stopping")])
+        second = await world.add_loader()
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 8)
+        assert len(plans) == 9
+        assert len(plans[-1].loader) == 2
+        assert set(plans[-1].piece_loader) == {0, 1}  # shared out
+        assert first.probed
+        assert second.probed
+
+    scenario(body, tmp_path)
+
+
+def test_a_dead_loader_is_replaced(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        second = await world.add_loader()
+        await world.start()
+        await world.join()
+        await world.plans(1, 0, 2)
+        await world.stop_loader(0, deregister=True)
+        before = len(second.probed)
+        plans = await world.plans(1, 0, 20)
+        assert len(plans) == 21
+        assert len(second.probed) > before
+
+    scenario(body, tmp_path)
+
+
+def test_used_up_blocks_are_released(tmp_path):
+    async def body(world: World) -> None:
+        loader = await world.add_loader()
+        await world.start()
+        await world.join()
+        await world.plans(1, 0, 12)
+        await world.plans(1, 12, 14)
+        await loader.has_released.wait()
+        assert set(loader.released) <= set(loader.probed)
+
+    scenario(body, tmp_path)
+
+
+def test_an_overtaken_planner_writes_nothing_and_fails(tmp_path):
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join()
+        await world.plans(1, 0, 1)
+        world.store.acquire("planner", "planner", 10.0)  # a successor of the same name leads at once
+        before = [record.step for record in read_records(world.store)]
+        with pytest.raises(PeerError, match="the planner is stopping"):
+            await world.plans(1, 0, 9)
+        with pytest.raises(NotLeader):
+            await world.planner.failed
+        assert [record.step for record in read_records(world.store)] == before
+
+    scenario(body, tmp_path)
+
+
+def test_another_planner_waits_for_the_lease(tmp_path):
+    async def body(world: World) -> None:
+        heard = Heard("another planner leads")
+        lease = world.store.acquire("planner", "another", 10.0)
+        starting = asyncio.create_task(world.start())
+        await heard.event.wait()
+        assert not starting.done()
+        world.store.release(lease)
+        await starting
+        assert (await world.join()).session == 1
+
+    scenario(body, tmp_path)
+
+
+def test_a_record_written_by_a_life_before_is_taken_up(tmp_path):
+    """Killed between the log and the news of it: the record counts, and is sent after the restart."""
+
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        await world.join()
+        plans = await world.plans(1, 0, 4)
+        await world.stop()
+        other = World(world.folder)
+        await other.add_loader()
+        await other.start()
+        await other.join()
+        await other.stop()
+        lease = other.store.acquire("planner", "planner", 10.0)
+        for plan in plans[:3]:
+            data = Plan.from_bytes(plan.record.SerializeToString(), 32).to_bytes()
+            other.store.append("plan/1", plan.step, data, fence=lease.token)
+        await other.start()
+        again = await other.plans(1, 0, 4)
+        await other.end()
+        assert [plan.record for plan in again] == [plan.record for plan in plans]
+
+    scenario(body, tmp_path)
