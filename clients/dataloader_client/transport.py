@@ -45,6 +45,10 @@ _RETRYABLE_NAMES = frozenset({"PeerError", "Overloaded", "NotLeader"})
 _RETRYABLE_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+
+# A read that a restarting service took and lost is never answered, and nothing tells. It is asked again after this
+# time, doubled at every try so that a large step over a slow link comes through too.
+_FIRST_PATIENCE_S = 30.0
 _LEAVE_TIMEOUT_S = 1.0
 
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -84,6 +88,7 @@ class PendingRead:
 
     request: constructor_service_pb2.ReadRequest
     stop: threading.Event
+    patience_s: float = _FIRST_PATIENCE_S
     call: Any = None  # grpc's iterator of messages; its type is private
 
     def cancel(self) -> None:
@@ -161,7 +166,8 @@ class Transport:
         stub: Any = self._data_channel.unary_stream(
             methods.READ.path, request_serializer=methods.READ.request.SerializeToString
         )
-        pending.call = stub(pending.request, timeout=timeout_s)
+        pending.call = stub(pending.request, timeout=min(timeout_s, pending.patience_s))
+        pending.patience_s *= 2
 
     def finish_read(self, pending: PendingRead) -> wire.Frame:
         """The step's frame; asked for again while the service is away. Raises what the service raised."""
