@@ -40,13 +40,14 @@ DEFAULT_ADDRESS = "127.0.0.1:7077"
     "--json", "as_json", is_flag=True, help="Print one line of JSON when ready: address, job, pids."
 )
 def command(config: Path, address: str, store: str | None, run_dir: Path | None, *, as_json: bool) -> None:
-    """Start the service, print its address, and run until Ctrl-C.
+    """Start the service, print its address, and run until Ctrl-C or SIGTERM.
 
     Trainers connect with DataServiceLoader("HOST:PORT"). What was delivered stands in the state store: a
-    service that was stopped or killed goes on where it was.
+    service that was stopped or killed goes on where it was. Exit code 0 when it was stopped while it served,
+    130 when before that.
     """
-    loaded = load_checked(config)
     with _stop_on_signals(), _folder(run_dir) as folder:
+        loaded = load_checked(config)
         spec = job_spec(loaded, folder, address, store)
         with progress_console().status(f"starting {loaded.config.job}"):
             job = Job(spec)

@@ -30,7 +30,7 @@ CALL_TIMEOUT_S = 30.0
 
 
 class ConstructorService:
-    """Handler of ConstructorService. Belongs to one event loop; `close` ends what it started.
+    """Handler of ConstructorService. Belongs to one event loop; `stop` ends what it started.
 
     index   number of this constructor among `constructor.count`: it serves the dp ranks whose number leaves
             this remainder, and tells the others' ranks at join where to go
@@ -44,7 +44,10 @@ class ConstructorService:
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
-    async def close(self) -> None:
+    async def start(self) -> None:
+        """Nothing to do: the first join or read opens a session."""
+
+    async def stop(self) -> None:
         """End all work; readers that wait are told that this constructor is gone."""
         if self._session is not None:
             await self._session.end(PeerError(f"{self.name} is stopping"))

@@ -1,13 +1,13 @@
 """A running job: its processes started, watched and stopped, behind a plain synchronous object.
 
 `serve` holds one for as long as it runs; `bench`, `preview` and `audit` for a moment. The engine's event loop
-has a thread of its own. One job is served once: a lease in its store says by whom.
+has a thread of its own. One job is served once: `serving.py` sees to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import socket
 import threading
 from concurrent.futures import Future
@@ -17,13 +17,11 @@ from typing import Self
 
 from dataloader_svc.engine.base import RoleSpec, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, role_argv
+from dataloader_svc.engine.serving import RENEW_S, Serving
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import ConfigError, StoreError
-from dataloader_svc.store.base import Lease, Store
+from dataloader_svc.store.base import Store
 from dataloader_svc.store.open import open_store
-
-SERVING_TTL_S = 10.0
-RENEW_S = 3.0
 
 
 class Job:
@@ -39,14 +37,17 @@ class Job:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._engine: LocalEngine | None = None
+        self._starting: Future[None] | None = None
         self._watch: Future[None] | None = None
         self._store: Store | None = None
+        self._serving: Serving | None = None
         self._stopping = threading.Event()
 
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+            self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+            self._starting.result()
         except BaseException:
             self.stop()
             raise
@@ -83,7 +84,7 @@ class Job:
     async def _start(self) -> None:
         spec = self.spec
         self._store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
-        lease = await self._serve_alone(self._store)
+        self._serving = await Serving.begin(self._store, spec.config.job, spec.address)
         path = spec.write()
         self._engine = LocalEngine(spec.run_dir, role_argv(path))
         roles = [
@@ -97,45 +98,33 @@ class Job:
         finally:
             for start in starts:
                 start.cancel()
-        self._watch = asyncio.run_coroutine_threadsafe(self._until_failure(lease), self._loop)
+        self._watch = asyncio.run_coroutine_threadsafe(self._until_failure(self._serving), self._loop)
 
-    async def _serve_alone(self, store: Store) -> Lease:
-        """The lease on this job; waits out a predecessor that was killed."""
-        owner = f"{socket.gethostname()}:{os.getpid()}"
-        lease = await asyncio.to_thread(store.acquire, "serving", owner, SERVING_TTL_S)
-        if lease is None:
-            await asyncio.sleep(SERVING_TTL_S)
-            lease = await asyncio.to_thread(store.acquire, "serving", owner, SERVING_TTL_S)
-        if lease is None:
-            raise StoreError(
-                f"job {self.spec.config.job!r} is being served already from {self.spec.store}; stop that "
-                "service, or give this one another job name or --store"
-            )
-        return lease
-
-    async def _until_failure(self, lease: Lease) -> None:
+    async def _until_failure(self, serving: Serving) -> None:
         assert self._engine is not None
-        assert self._store is not None
         failure = asyncio.create_task(self._engine.wait_for(lambda _: False))
         try:
             while True:
                 done, _ = await asyncio.wait([failure], timeout=RENEW_S)
                 if done:
                     failure.result()
-                lease = await asyncio.to_thread(self._store.renew, lease)
+                await serving.renew()
         finally:
             failure.cancel()
-            await asyncio.to_thread(self._store.release, lease)
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for future in (self._starting, self._watch):
+            if future is not None:
+                future.cancel()
         if self._engine is not None:
             await self._engine.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._serving is not None:
+            with contextlib.suppress(StoreError):  # it expires by itself
+                await self._serving.end()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 

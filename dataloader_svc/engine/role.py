@@ -48,7 +48,7 @@ def build(role: str, index: int, spec: JobSpec, store: Store) -> Service:
     if role == "planner":
         from dataloader_svc.planner.service import PlannerService
 
-        return PlannerService(spec.config, spec.base_dir, store, clock, owner=spec.run_id)
+        return PlannerService(spec.config, store, clock, owner=spec.run_id, base_dir=spec.base_dir)
     if role == "loader":
         from dataloader_svc.loader.service import LoaderService
 
@@ -63,7 +63,8 @@ async def run_role(role: str, index: int, spec: JobSpec, context: ChildContext) 
     store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
     service = build(role, index, spec, store)
     try:
-        await service.start()
+        if not await _started(service, context):
+            return
         public = role == "constructor" and index == 0
         server, address = await start_server(
             {SERVICES[role]: service}, spec.address if public else "127.0.0.1:0"
@@ -82,6 +83,22 @@ async def run_role(role: str, index: int, spec: JobSpec, context: ChildContext) 
     finally:
         await service.stop()
         await asyncio.to_thread(store.close)
+
+
+async def _started(service: Service, context: ChildContext) -> bool:
+    """Start it; False where the role was asked to stop meanwhile: an index may take minutes to make."""
+    start = asyncio.create_task(service.start())
+    stop = asyncio.create_task(context.stop_requested.wait())
+    try:
+        await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not start.done():
+            return False
+        start.result()
+        return True
+    finally:
+        for task in (start, stop):
+            task.cancel()
+        await asyncio.gather(start, stop, return_exceptions=True)
 
 
 async def _until_stopped(service: Any, beat: asyncio.Task[None], context: ChildContext) -> None:

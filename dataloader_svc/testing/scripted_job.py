@@ -96,7 +96,7 @@ class ScriptedJob:
         await self._servers.pop(name).stop(None)
         role, _, index = name.partition("/")
         if role == "constructor":
-            await self.constructors.pop(int(index)).close()
+            await self.constructors.pop(int(index)).stop()
 
     async def close(self) -> None:
         for name in list(self._servers):
