@@ -46,8 +46,8 @@ _RETRYABLE_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCE
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 
-# A read that a restarting service took and lost is never answered, and nothing tells. It is asked again after this
-# time, doubled at every try so that a large step over a slow link comes through too.
+# A read that a restarting service took and lost is never answered, and nothing tells. It is asked again after
+# this time, doubled at every try so that a large step over a slow link comes through too.
 _FIRST_PATIENCE_S = 30.0
 _LEAVE_TIMEOUT_S = 1.0
 
