@@ -28,3 +28,11 @@ def open_store(url: str, base_dir: Path, *, clock: Clock | None = None) -> Store
         error.add_note(f"in store: {url!r}")
         raise
     return opener(rest, base_dir, clock or SystemClock())
+
+
+def open_existing(url: str, base_dir: Path) -> Store | None:
+    """The same for who only reads: None, and nothing is made, where there is no store yet."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "sqlite" and rest.startswith("///") and not (base_dir / rest[3:]).exists():
+        return None
+    return open_store(url, base_dir)

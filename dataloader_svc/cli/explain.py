@@ -1,0 +1,142 @@
+"""`dataloader-svc explain`: which rows of which shards a step and rank got, and why there, from the log."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import click
+from dataloader_client import Coords, Mesh, MeshMismatchError
+from rich.progress import Progress
+
+from dataloader_svc.cli.explain_view import (
+    Explanation,
+    cp_slices,
+    explanation_json,
+    explanation_lines,
+    of_rank,
+)
+from dataloader_svc.cli.meshes import MeshType
+from dataloader_svc.cli.output import (
+    config_argument,
+    console,
+    examples,
+    json_option,
+    print_json,
+    progress_console,
+)
+from dataloader_svc.cli.plan_log import NoPlans, PlanLog
+from dataloader_svc.cli.rows import find_rows
+from dataloader_svc.cli.step_view import sequences_of
+from dataloader_svc.config.digest import config_hash
+from dataloader_svc.config.load import LoadedConfig, load_config
+from dataloader_svc.config.schema import Config
+from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.errors import MeshError, StateError
+from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.session import Generation, Session
+from dataloader_svc.store.open import open_existing
+
+
+@click.command(
+    epilog=examples(
+        "dataloader-svc explain mixture.yaml --step 1200",
+        "dataloader-svc explain mixture.yaml --step 1200 --rank 3",
+        "dataloader-svc explain mixture.yaml --step 1200 --mesh dp=8,cp=2 --rank 3 --json",
+    )
+)
+@config_argument
+@click.option("--step", required=True, type=click.IntRange(min=0), help="Which step.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only what this global rank of the mesh gets.")
+@click.option("--mesh", type=MeshType(), help="dp=2,cp=2.  [default: the last session's]")
+@click.option("--store", help="State store to read, instead of the configured one.")
+@json_option
+def command(
+    config: Path, step: int, rank: int | None, mesh: Mesh | None, store: str | None, *, as_json: bool
+) -> None:
+    """Say which rows of which shards made up a step, and which rank got them.
+
+    Reads the plan log: works while the job runs and after it has ended.
+    """
+    loaded = load_config(config)
+    explained = explain(loaded, step, rank, mesh, store)
+    if as_json:
+        print_json(explanation_json(explained))
+        return
+    out = console()
+    for line in explanation_lines(explained):
+        out.print(line)
+
+
+def explain(
+    loaded: LoadedConfig, step: int, rank: int | None, mesh: Mesh | None, store_url: str | None
+) -> Explanation:
+    """What the log says of a step. StateError: no log, or no such step; MeshError: no such mesh or rank."""
+    config = loaded.config
+    generation, plan, session = _from_log(loaded, step, store_url)
+    if mesh is None:
+        sizes = config.mesh if session is None else session.mesh
+        mesh = Mesh(dp=sizes.dp, cp=sizes.cp, tp=sizes.tp, pp=sizes.pp)
+    coords = _coords(config, plan, mesh, rank)
+    strategy = Strategy.of(config)
+    placement = place(plan, _size(mesh), strategy)
+    names = sorted({plan.sources[number] for number in plan.pieces.source.tolist()})
+    with Progress(console=progress_console(), transient=True) as progress:
+        rows = find_rows(loaded, plan.state, names, progress)
+    notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
+    if generation.config_hash != config_hash(config, loaded.base_dir):
+        notes.append("the configuration has changed since; costs and places are by the file as it is now")
+    sequences = of_rank(sequences_of(plan, strategy, rows.row), placement, coords)
+    slices = {}
+    if coords is not None and mesh.cp > 1:
+        slices = cp_slices(sequences, mesh.cp, coords.cp, config.strategy.context_parallel)
+    return Explanation(
+        job=config.job,
+        generation=generation.number,
+        plan=plan,
+        mesh=mesh,
+        rank=None if rank is None or coords is None else (rank, coords),
+        balance=config.strategy.balance,
+        placement=placement,
+        sequences=sequences,
+        slices=slices,
+        notes=tuple(notes),
+    )
+
+
+def _from_log(
+    loaded: LoadedConfig, step: int, store_url: str | None
+) -> tuple[Generation, Plan, Session | None]:
+    """The plan of the step, the life of the log that it belongs to, and the last session."""
+    config = loaded.config
+    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store_url)
+    opened = open_existing(spec.store, spec.base_dir)
+    if opened is None:
+        raise StateError(
+            f"job {config.job!r} has no plan log: there is no store {spec.store}. Has the job run with this "
+            "file? --store names another store"
+        )
+    with closing(opened) as store:
+        try:
+            log = PlanLog.of(store)
+            return *log.read(step, config.sequence_length), log.session
+        except NoPlans as error:
+            raise StateError(f"job {config.job!r} has no plan log: {spec.store}: {error}") from None
+        except StateError as error:
+            error.add_note(f"job {config.job!r}, store {spec.store}")
+            raise
+
+
+def _coords(config: Config, plan: Plan, mesh: Mesh, rank: int | None) -> Coords | None:
+    """The rank's place. MeshError where the step, as it was planned, does not fit the mesh."""
+    batch = config.global_batch.model_copy(update={"sequences": plan.num_sequences, "tokens": None})
+    check_mesh(config.model_copy(update={"global_batch": batch}), _size(mesh))
+    try:
+        return None if rank is None else mesh.coords(rank)
+    except MeshMismatchError as error:
+        raise MeshError(f"--rank: {error}") from None
+
+
+def _size(mesh: Mesh) -> MeshSize:
+    return MeshSize(dp=mesh.dp, cp=mesh.cp, tp=mesh.tp, pp=mesh.pp)

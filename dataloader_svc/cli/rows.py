@@ -1,0 +1,77 @@
+"""From the name of a sample to the row of a shard that holds it, for commands that tell people.
+
+A name (source, epoch, position) means a row only under the seed, shuffle and files that it was given under.
+What was planned with others gets no row, and a note that says why: a wrong row would be worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.progress import Progress
+
+from dataloader_svc.config.digest import compare, read_digest
+from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.errors import DataloaderError
+from dataloader_svc.planner.state import State
+from dataloader_svc.sample import RowRef, SampleId
+from dataloader_svc.sources.reader import SourceReader
+
+_ORDER_FIELDS = ("format", "shuffle", "extent")
+"""Settings of a source that change which row a position means; of the job, the seed does."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """readers: by source, of those whose rows can be told. notes: source -> why not, for the others."""
+
+    readers: dict[str, SourceReader] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def row(self, sample: SampleId) -> RowRef | None:
+        """Where the sample lies; None where it can't be told."""
+        reader = self.readers.get(sample.source)
+        if reader is None or sample.position >= reader.num_rows:
+            return None
+        return reader.locate_row(sample.epoch, sample.position)
+
+
+def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress: Progress) -> Rows:
+    """Index the sources `names`, from the cache where it is fresh, and compare them with `state`.
+
+    A source that can't be opened becomes a note, not an error: what the log says of it still stands.
+    """
+    rows = Rows()
+    config = loaded.config
+    changed = compare(state.config, read_digest(config, loaded.base_dir))
+    bar = progress.add_task("", total=None)
+    for name in names:
+        if name not in config.sources:
+            rows.notes[name] = "the configuration has no such source any more"
+            continue
+        fields = ["seed", *(f"sources.{name}.{setting}" for setting in _ORDER_FIELDS)]
+        differing = [setting for setting in fields if setting in changed]
+        if differing:
+            rows.notes[name] = f"{', '.join(differing)} changed since the step was planned"
+            continue
+        progress.update(bar, description=f"indexing {name}")
+        try:
+            reader = SourceReader(
+                name,
+                config.sources[name],
+                loaded.base_dir,
+                loaded.base_dir / config.index_cache,
+                config.seed,
+                lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        except DataloaderError as error:
+            rows.notes[name] = str(error)
+            continue
+        planned = state.sources[name].index if name in state.sources else ""
+        if planned and planned != reader.index.digest:
+            rows.notes[name] = "its files are not those that the step was planned with"
+        else:
+            rows.readers[name] = reader
+    progress.remove_task(bar)
+    return rows

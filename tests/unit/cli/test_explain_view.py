@@ -1,0 +1,163 @@
+"""Which sequences and tokens a rank gets, worded and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from dataloader_balancers import CUTS, EncoderCost, LlmCost
+from dataloader_client.mesh import Mesh
+from rich.console import Console
+
+from dataloader_svc.cli.contents import PieceKey
+from dataloader_svc.cli.explain_view import (
+    Explanation,
+    cp_slices,
+    explanation_json,
+    explanation_lines,
+    of_rank,
+)
+from dataloader_svc.cli.step_view import PieceView, SequenceView, sequences_of
+from dataloader_svc.planner.pieces import Pieces, SkippedRow
+from dataloader_svc.planner.place import MeshSize, Strategy, place
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.state import State
+from dataloader_svc.sample import RowRef, SampleId
+
+STRATEGY = Strategy("lpt", 1, LlmCost(1.0, 0.0), EncoderCost(2.0))
+LENGTHS = [[100], [60, 30], [50], [20, 10, 5]]
+
+
+def plan_of(lengths: list[list[int]]) -> Plan:
+    """Documents of source `web` at positions 0, 1, ...; the last one is of `pics`, with 6 patches."""
+    flat = np.array([length for sequence in lengths for length in sequence])
+    count = len(flat)
+    source = np.zeros(count, np.int64)
+    patches = np.zeros(count, np.int64)
+    source[:-1], patches[-1] = 1, 6
+    zeros = np.zeros(count, np.int64)
+    return Plan(
+        step=7,
+        sources=("pics", "web"),
+        sequence_length=100,
+        sequence_offsets=np.cumsum([0, *map(len, lengths)]),
+        pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros),
+        skipped=((1, 0, SkippedRow(99, "bad.jsonl", 4, "empty_text", "[only] spaces")),),
+        state_json=State.initial(("pics", "web"), seed=0, config={}).to_json(),
+        last=True,
+        metrics={"fill": 0.5},
+    )
+
+
+def row_of(sample: SampleId) -> RowRef | None:
+    return RowRef("[web].jsonl", sample.position + 1000) if sample.source == "web" else None
+
+
+def explain(mesh: Mesh, rank: int | None) -> Explanation:
+    plan = plan_of(LENGTHS)
+    placement = place(plan, MeshSize(mesh.dp, mesh.cp), STRATEGY)
+    coords = None if rank is None else mesh.coords(rank)
+    chosen = of_rank(sequences_of(plan, STRATEGY, row_of), placement, coords)
+    slices = cp_slices(chosen, mesh.cp, coords.cp, "per_document") if coords and mesh.cp > 1 else {}
+    named = None if rank is None or coords is None else (rank, coords)
+    return Explanation("job", 2, plan, mesh, named, "lpt", placement, chosen, slices, ("pics: gone",))
+
+
+def test_costs_and_rows_of_all_sequences() -> None:
+    sequences = sequences_of(plan_of(LENGTHS), STRATEGY, row_of)
+    assert [[piece.key.length for piece in s.pieces] for s in sequences] == LENGTHS
+    assert [s.llm_cost for s in sequences] == [100.0, 90.0, 50.0, 35.0]
+    assert [s.encoder_cost for s in sequences] == [0.0, 0.0, 0.0, 12.0]
+    assert sequences[1].pieces[1].row == RowRef("[web].jsonl", 1002)
+    assert sequences[3].pieces[2].row is None
+
+
+def test_the_ranks_share_the_step_out() -> None:
+    mesh = Mesh(dp=2)
+    shares = [[s.number for s in explain(mesh, rank).sequences] for rank in range(2)]
+    assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3]
+    # 100 + 35 (+ 12 of the encoder) against 90 + 50: dearest first on each.
+    assert shares == [[0, 3], [1, 2]]
+    everything = explain(mesh, None)
+    assert [s.number for s in everything.sequences] == [0, 3, 1, 2]
+
+
+def test_json_of_one_rank() -> None:
+    value = json.loads(json.dumps(explanation_json(explain(Mesh(dp=2), 1))))
+    assert (value["step"], value["generation"], value["last"]) == (7, 2, True)
+    assert value["rank"] == {"rank": 1, "pp": 0, "dp": 1, "cp": 0, "tp": 0}
+    assert [(s["sequence"], s["dp_rank"], s["microbatch"]) for s in value["sequences"]] == [
+        (1, 1, 0),
+        (2, 1, 1),
+    ]
+    first = value["sequences"][0]["documents"][0]
+    assert (first["shard"], first["row"], first["start"], first["tokens"]) == ("[web].jsonl", 1001, 0, 60)
+    assert value["skipped"] == [
+        {
+            "source": "web",
+            "epoch": 0,
+            "position": 99,
+            "shard": "bad.jsonl",
+            "row": 4,
+            "reason": "empty_text",
+            "detail": "[only] spaces",
+        }
+    ]
+    llm = value["imbalance"]["llm"]
+    assert llm["placed"] == pytest.approx(140 / 137.5)
+    assert llm["arrival"] == pytest.approx(150 / 137.5)
+    assert llm["floor"] == 1.0
+    assert value["notes"] == ["pics: gone"]
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+@pytest.mark.parametrize("cp", [2, 4])
+def test_the_slices_of_all_cp_ranks_are_the_step(cut: str, cp: int) -> None:
+    sequences = tuple(
+        SequenceView(
+            number,
+            tuple(PieceView(PieceKey("a", 0, 10 * number + i, 7 * i, n)) for i, n in enumerate(lengths)),
+            0.0,
+            0.0,
+        )
+        for number, lengths in enumerate([[13, 1, 40], [8], [], [5, 5, 5]])
+    )
+    slices = [cp_slices(sequences, cp, rank, cut) for rank in range(cp)]
+    for sequence in sequences:
+        for piece in sequence.pieces:
+            runs = [run for found in slices for run in found[piece.key]]
+            tokens = sorted(token for first, stop in runs for token in range(first, stop))
+            assert tokens == list(range(piece.key.start, piece.key.start + piece.key.length))
+    # Zig-zag: the first rank has both ends of a document that is cut by itself.
+    if cut == "per_document":
+        first, *_, last = slices[0][sequences[1].pieces[0].key]
+        assert (first[0], last[1]) == (0, 8)
+
+
+def printed(explained: Explanation) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    for line in explanation_lines(explained):
+        console.print(line)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_words() -> None:
+    out = printed(explain(Mesh(dp=2), 1))
+    assert "job step 7, generation 2: 4 sequences, 7 documents, 275 of 400 tokens" in out
+    assert "mesh pp=1,dp=2,cp=1,tp=1, rank 1: dp 1, placed by lpt" in out
+    assert "sequence 1: dp 1, microbatch 0" in out
+    assert "[web].jsonl:1001" in out
+    assert "sequence 0" not in out
+    assert "bad.jsonl:4" in out
+    assert "[only] spaces" in out
+    assert "note: pics: gone" in out
+
+
+def test_words_of_a_cp_rank_say_which_tokens() -> None:
+    out = printed(explain(Mesh(dp=1, cp=2), 1))
+    assert "rank 1: cp 1" in out
+    assert "of them here" in out
+    assert "25-74" in out  # the middle half of a document of 100 tokens
+    assert "--rank says which tokens" in printed(explain(Mesh(dp=1, cp=2), None))
