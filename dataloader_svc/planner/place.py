@@ -1,8 +1,10 @@
 """Where the sequences of a step go on a mesh: dp rank and microbatch. Pure: (plan, mesh, costs) -> placement.
 
-It may permute sequences, never change them. Every rank gets as many as every other; which ones is up to a
-balancer, by the predicted cost of the language model plus the media encoder. On each rank dear microbatches
-come first, so that microbatch k costs about the same on all ranks and nobody waits inside a step.
+It may permute sequences, never change them. Every rank gets as many as every other. Ranks that shard their
+weights meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's
+language model: of the balancer's placement by the sum of both, one that balances both at once, and the order of
+arrival, the one with the shortest such time is taken. On each rank dear microbatches come first, so that
+microbatch k costs about the same on all ranks and nobody waits inside a step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from dataloader_balancers import BALANCERS, EncoderCost, LlmCost, floor, gap, imbalance, loads, segment_sum
+from dataloader_balancers import (
+    BALANCERS,
+    EncoderCost,
+    LlmCost,
+    floor,
+    gap,
+    imbalance,
+    loads,
+    segment_sum,
+    two_phase_lpt,
+)
 from numpy.typing import NDArray
 
 from dataloader_svc.config.schema import Config
@@ -79,12 +91,18 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
     encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets)
     cost = llm + encoder
     per_rank = plan.num_sequences // mesh.dp
-    dp_rank = np.asarray(BALANCERS[strategy.balance](cost, mesh.dp, per_rank), np.int64)
+    arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
+    candidates = [BALANCERS[strategy.balance](cost, mesh.dp, per_rank)]
+    if strategy.balance != "arrival":
+        if encoder.any():
+            candidates.append(two_phase_lpt(llm, encoder, mesh.dp, per_rank))
+        candidates.append(arrival)
+    seconds = [_step_time(llm, encoder, ranks, mesh.dp) for ranks in candidates]
+    dp_rank = np.asarray(candidates[int(np.argmin(seconds))], np.int64)
     # By rank, on each rank by falling cost; the i-th of a rank is in microbatch i // per_microbatch.
     order = np.lexsort((-cost, dp_rank))
     microbatch = np.empty(plan.num_sequences, np.int64)
     microbatch[order] = np.arange(plan.num_sequences) % per_rank // strategy.per_microbatch
-    arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
     metrics = {}
     for name, phase in (("llm", llm), ("encoder", encoder)):
         metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
@@ -92,6 +110,13 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
         metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
     metrics["llm_gap"] = gap(loads(llm, dp_rank, mesh.dp), floor(llm, mesh.dp))
     return Placement(dp_rank, microbatch, metrics)
+
+
+def _step_time(
+    llm: NDArray[np.float64], encoder: NDArray[np.float64], rank: NDArray[np.int32], dp: int
+) -> float:
+    """Predicted time of a step, in the unit of the costs: ranks meet after each phase."""
+    return float(loads(llm, rank, dp).max() + loads(encoder, rank, dp).max())
 
 
 def check_mesh(config: Config, mesh: MeshSize) -> None:
