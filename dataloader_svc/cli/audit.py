@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def command(config: Path, steps: int, meshes: tuple[Mesh, ...], *, as_json: bool
     with Progress(console=progress_console(), transient=True) as progress:
         for mesh in meshes:
             task = progress.add_task(f"mesh {short(mesh)}", total=steps)
-            run = run_mesh(loaded, mesh, steps, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            run = run_mesh(loaded, mesh, steps, partial(progress.advance, task))
             findings += judge(loaded, run, runs[0] if runs else run)
             if runs:  # only the first mesh's bytes are needed again
                 run.steps = [StepDelivery(s.step, s.digest, (), s.state) for s in run.steps]
@@ -108,7 +109,7 @@ def command(config: Path, steps: int, meshes: tuple[Mesh, ...], *, as_json: bool
     return _report(loaded.config, runs, findings, as_json=as_json)
 
 
-def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Any) -> MeshRun:
+def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[], None]) -> MeshRun:
     """Start the service, read `steps` steps on all ranks, stop it, and read its log."""
     run = MeshRun(short(mesh))
     with tempfile.TemporaryDirectory(prefix="dataloader-audit-") as scratch:

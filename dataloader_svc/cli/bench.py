@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +94,16 @@ def command(
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'bench.db'}")
         with Progress(console=progress_console(), transient=True) as progress, Job(spec) as job:
             task = progress.add_task("warming up", total=warmup + steps)
-            figures = _measure(job, mesh, steps, warmup, compute, lambda: progress.advance(task))
+            figures = _measure(job, mesh, steps, warmup, compute, partial(progress.advance, task))
     if as_json:
         print_json({"job": loaded.config.job, "mesh": short(mesh), **figures.as_json()})
     else:
         _print(loaded.config.job, short(mesh), figures)
 
 
-def _measure(job: Job, mesh: Mesh, steps: int, warmup: int, compute: float, advance: Any) -> Figures:
+def _measure(
+    job: Job, mesh: Mesh, steps: int, warmup: int, compute: float, advance: Callable[[], None]
+) -> Figures:
     figures = Figures()
     began = time.perf_counter()
     cpu_before: dict[str, float] = {}

@@ -1,0 +1,81 @@
+"""`audit` through the real command and processes: what holds is said to hold, what is broken is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from dataloader_client import Mesh
+from real_job import job_values, run_cli, write_config
+
+from dataloader_svc.cli import audit
+from dataloader_svc.config.load import load_config
+
+
+def test_four_meshes_hold_and_agree(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.yaml", job_values(data))
+    meshes = ["dp=1", "dp=2", "dp=4", "dp=2,cp=2"]
+    options = [word for mesh in meshes for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 6, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert all(report["contracts"].values())
+    assert [row["mesh"] for row in report["meshes"]] == meshes
+    digests = {tuple(row["digests"]) for row in report["meshes"]}
+    assert len(digests) == 1
+    assert len(set(digests.pop())) == 6
+    assert all(row["tokens"] == report["meshes"][0]["tokens"] for row in report["meshes"])
+    assert all(row["packing_efficiency"] > 0.97 for row in report["meshes"])
+
+
+def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
+    values = job_values(data)
+    values["mixture"]["exhausted"] = "drop"
+    config = write_config(tmp_path / "job.yaml", values)
+    done = run_cli(
+        "audit", config, "--steps", 1000, "--mesh", "dp=1", "--mesh", "dp=4", "--json", timeout_s=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["meshes"]
+    assert rows[0]["steps"] == rows[1]["steps"] < 1000
+
+
+def test_a_mesh_that_does_not_fit_and_one_that_is_none(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.yaml", job_values(data))
+    done = run_cli("audit", config, "--mesh", "dp=3")
+    assert done.returncode != 0
+    assert "dp=3 does not divide the 8 sequences of a step" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = run_cli("audit", config, "--mesh", "rows=3")
+    assert done.returncode == 2
+    assert "expected axes such as dp=2,cp=2" in done.stderr
+
+
+def test_a_service_that_lies_is_found_out(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One byte of one label is changed on its way from one rank: audit names step, rank and field."""
+    config = write_config(tmp_path / "job.yaml", job_values(data))
+    honest = audit.run_mesh
+
+    def lying(loaded: object, mesh: Mesh, steps: int, advance: object) -> audit.MeshRun:
+        run = honest(loaded, mesh, steps, advance)  # type: ignore[arg-type]
+        if mesh.dp == 2:
+            batch = next(b for b in run.steps[1].batches if b.dp == 1)
+            labels = batch.arrays["labels"].copy()
+            labels[3] += 1
+            batch.arrays["labels"] = labels  # type: ignore[index]
+        return run
+
+    monkeypatch.setattr(audit, "run_mesh", lying)
+    code = audit.command.main(
+        [str(config), "--steps", "3", "--mesh", "dp=1", "--mesh", "dp=2"], standalone_mode=False
+    )
+    out = capsys.readouterr().out
+    assert code == 1
+    assert "BROKEN  bytes" in out
+    assert "mesh dp=2 step 1: dp=1 piece" in out
+    assert "field labels" in out
+    assert load_config(config).config.job == "tiny"
