@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import yaml
@@ -120,21 +120,54 @@ def run_cli(*args: object, timeout_s: float = 120.0, **extra: str) -> subprocess
     )
 
 
-@dataclass(slots=True)
 class Served:
-    """A `serve` that runs. `address`, `pids` (by role) and `job` are what it printed."""
+    """A `serve` that was started. `address`, `pids` (by role) and `job` are what it printed when ready."""
 
-    process: subprocess.Popen[str]
-    errors: Path
-    run_dir: Path
-    address: str = ""
-    job: str = ""
-    pids: dict[str, int] = field(default_factory=dict)
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+        self.address = ""
+        self.job = ""
+        self.pids: dict[str, int] = {}
+        self._lines: list[str] = []
+        self._change = threading.Condition()
+        self._reader = threading.Thread(target=self._read_stderr)
+        self._reader.start()
+
+    def _read_stderr(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._change:
+                self._lines.append(line)
+                self._change.notify_all()
+        with self._change:
+            self._change.notify_all()
 
     @property
     def stderr(self) -> str:
-        """What it has written to stderr so far."""
-        return self.errors.read_text()
+        """What it has written to stderr: so far, or all once it has ended."""
+        if self.process.poll() is not None:
+            self._reader.join(STOP_S)
+        return "".join(self._lines)
+
+    def wait_said(self, text: str) -> None:
+        """Wait for a line on stderr that holds `text`."""
+        with self._change:
+            self._change.wait_for(
+                lambda: any(text in line for line in self._lines) or not self._reader.is_alive(), STOP_S
+            )
+            assert any(text in line for line in self._lines), "".join(self._lines)
+
+    def wait_ready(self) -> Self:
+        """Wait for the line that `serve --json` prints; AssertionError where it ends before."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait(STOP_S)
+            raise AssertionError(f"serve ended with {code}:\n{self.stderr}")
+        values = json.loads(line)
+        self.address, self.job, self.pids = values["address"], values["job"], values["pids"]
+        return self
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, wait for the end, and return the exit code. Also fine when it has ended."""
@@ -142,10 +175,14 @@ class Served:
             self.process.send_signal(number)
         return self.process.wait(STOP_S)
 
-    def children(self) -> dict[str, psutil.Process]:
+    def family(self) -> list[psutil.Process]:
+        """All processes below it that run now."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def roles(self) -> dict[str, psutil.Process]:
         """The role processes that run now, by name, whichever life they are in."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in self.family():
             with contextlib.suppress(psutil.Error):
                 line = child.cmdline()
                 if "dataloader_svc.engine.role" in line:
@@ -153,52 +190,64 @@ class Served:
                     found[f"{role}-{index}"] = child
         return found
 
+    def logs(self) -> str:
+        """What all roles have written."""
+        return "".join(path.read_text() for path in sorted((self.run_dir / "logs").glob("*.log")))
 
-def start(config: Path, *args: object, folder: Path | None = None, **extra: str) -> Served:
-    """Start `serve` and do not wait for it. `folder` (the config's): temp files, stderr, logs under `run`."""
-    folder = folder or config.parent
-    scratch, run_dir = folder / "tmp", folder / "run"
-    scratch.mkdir(exist_ok=True)
-    errors = folder / "serve.stderr"
-    command = [*COMMAND, "serve", config, "--json", "--address", "127.0.0.1:0", "--run-dir", run_dir, *args]
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            env=environment(TMPDIR=str(scratch), **extra),
-        )
-    return Served(process, errors, run_dir)
-
-
-def wait_ready(served: Served) -> Served:
-    """Wait for the line that `serve --json` prints; AssertionError with its stderr where it ends before."""
-    assert served.process.stdout is not None
-    line = served.process.stdout.readline()
-    assert line, f"serve ended with {served.process.wait(STOP_S)}:\n{served.stderr}"
-    values = json.loads(line)
-    served.address, served.job, served.pids = values["address"], values["job"], values["pids"]
-    return served
+    def _end(self) -> None:
+        """Whatever happened: no process is left, and no pipe open."""
+        family = []
+        if self.process.poll() is None:
+            family = self.family()
+            self.process.kill()
+            self.process.wait()
+        psutil.wait_procs(family, STOP_S)
+        self._reader.join(STOP_S)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @contextlib.contextmanager
-def serve(config: Path, *args: object, folder: Path | None = None, **extra: str) -> Iterator[Served]:
-    """A service that is ready; stopped at the end, which must go well unless it was ended before."""
-    served = start(config, *args, folder=folder, **extra)
+def starting(
+    config: Path, *args: object, options: Sequence[str] = (), ready_line: bool = True, **extra: str
+) -> Iterator[Served]:
+    """A `serve` that is not waited for; killed at the end where it still runs.
+
+    args         further ones of `serve`, `options` those of `dataloader-svc` itself
+    ready_line   with `--json`
+    extra        environment
+    """
+    scratch, run_dir = config.parent / "tmp", config.parent / "run"
+    scratch.mkdir(exist_ok=True)
+    command = [*COMMAND, *options, "serve", config, "--address", "127.0.0.1:0", "--run-dir", run_dir, *args]
+    process = subprocess.Popen(
+        [*map(str, command), *(["--json"] if ready_line else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(TMPDIR=str(scratch), **extra),
+    )
+    served = Served(process, run_dir)
     try:
-        yield wait_ready(served)
+        yield served
+    finally:
+        served._end()
+
+
+@contextlib.contextmanager
+def serve(config: Path, *args: object, **extra: str) -> Iterator[Served]:
+    """A service that is ready; stopped at the end, which must go well unless it was ended before."""
+    with starting(config, *args, **extra) as served:
+        yield served.wait_ready()
         if served.process.poll() is None:
             assert served.stop() == 0, served.stderr
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = psutil.Process(served.process.pid).children(recursive=True)
-            if served.process.poll() is None:
-                served.process.kill()
-                served.process.wait()
-                psutil.wait_procs(family, STOP_S)
-        assert served.process.stdout is not None
-        served.process.stdout.close()
+
+
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    """Wait until all of them have ended."""
+    _, alive = psutil.wait_procs(list(processes), STOP_S)
+    assert not alive, described(alive)
 
 
 def marked_processes() -> list[psutil.Process]:

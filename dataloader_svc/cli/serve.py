@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from dataloader_svc.cli.output import config_argument, examples, progress_consol
 from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
+
+log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:7077"
 
@@ -47,6 +50,7 @@ def command(config: Path, address: str, store: str | None, run_dir: Path | None,
     130 when before that.
     """
     with _stop_on_signals(), _folder(run_dir) as folder:
+        log.info("reading %s", config)
         loaded = load_checked(config)
         spec = job_spec(loaded, folder, address, store)
         with progress_console().status(f"starting {loaded.config.job}"):
@@ -94,8 +98,8 @@ def _stop_on_signals() -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does; a second one of either does not disturb the ending."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - signal's signature
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, _stopping_already)
         raise KeyboardInterrupt
 
     before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -104,3 +108,7 @@ def _stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _stopping_already(number: int, frame: FrameType | None) -> None:
+    """Nothing. Not SIG_IGN, which a role that is being started would inherit, and then not hear us."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dataloader_svc.engine.base import RoleSpec, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, role_argv
@@ -22,6 +24,8 @@ from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import ConfigError, StoreError
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.open import open_store
+
+log = logging.getLogger(__name__)
 
 
 class Job:
@@ -37,8 +41,8 @@ class Job:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._engine: LocalEngine | None = None
-        self._starting: Future[None] | None = None
-        self._watch: Future[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()  # what `_call` and `_start` began
+        self._watch: asyncio.Task[None] | None = None
         self._store: Store | None = None
         self._serving: Serving | None = None
         self._stopping = threading.Event()
@@ -46,8 +50,7 @@ class Job:
     def __enter__(self) -> Self:
         self._thread.start()
         try:
-            self._starting = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
-            self._starting.result()
+            self._call(self._start())
         except BaseException:
             self.stop()
             raise
@@ -68,18 +71,33 @@ class Job:
 
     def wait(self) -> None:
         """Until the job fails for good; raises why. A signal handler that raises interrupts it."""
-        assert self._watch is not None
-        self._watch.result()
+        self._call(self._failed())
 
     def stop(self) -> None:
         """Stop every process and wait for it; fine when repeated."""
         if self._stopping.is_set() or not self._thread.is_alive():
             return
         self._stopping.set()
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` on the engine's loop and wait for it.
+
+        The wait is a SimpleQueue's, not a Future's: a KeyboardInterrupt can leave a Future locked, and then
+        the loop waits for ever to finish it; a SimpleQueue is made for this.
+        """
+        done: SimpleQueue[asyncio.Task[None]] = SimpleQueue()
+
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            self._calls.add(task)
+            task.add_done_callback(done.put)
+
+        self._loop.call_soon_threadsafe(begin)
+        done.get().result()
 
     async def _start(self) -> None:
         spec = self.spec
@@ -92,13 +110,24 @@ class Job:
             *(RoleSpec("loader", index) for index in range(spec.config.loader.count)),
             *(RoleSpec("constructor", index) for index in range(spec.config.constructor.count)),
         ]
-        starts = [asyncio.create_task(self._engine.start(role)) for role in roles]
+        log.info("starting %s; logs in %s", ", ".join(role.name for role in roles), spec.run_dir / "logs")
+        starts = [asyncio.create_task(self._start_role(self._engine, role)) for role in roles]
         try:
             await asyncio.gather(*starts)
         finally:
             for start in starts:
                 start.cancel()
-        self._watch = asyncio.run_coroutine_threadsafe(self._until_failure(self._serving), self._loop)
+        self._watch = asyncio.create_task(self._until_failure(self._serving))
+        self._calls.add(self._watch)
+
+    async def _start_role(self, engine: LocalEngine, role: RoleSpec) -> None:
+        address = await engine.start(role)
+        log.info("%s is ready at %s", role.name, address)
+
+    async def _failed(self) -> None:
+        assert self._watch is not None
+        await asyncio.wait([self._watch])
+        self._watch.result()
 
     async def _until_failure(self, serving: Serving) -> None:
         assert self._engine is not None
@@ -113,20 +142,24 @@ class Job:
             failure.cancel()
 
     async def _close(self) -> None:
-        for future in (self._starting, self._watch):
-            if future is not None:
-                future.cancel()
+        """First what starts and watches ends, then the roles, then whatever else runs on this loop."""
+        await _cancel(self._calls)
         if self._engine is not None:
             await self._engine.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(asyncio.all_tasks())
         if self._serving is not None:
             with contextlib.suppress(StoreError):  # it expires by itself
                 await self._serving.end()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """End them, but for the one that asks."""
+    others = [task for task in tasks if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def free_address(address: str) -> str:
