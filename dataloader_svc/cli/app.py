@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -29,13 +36,32 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"dataloader_svc.cli.{cmd_name}")
+        with _end_on_interrupt():
+            module = importlib.import_module(f"dataloader_svc.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+@contextlib.contextmanager
+def _end_on_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process at once: there is nothing to put away yet, and an import that is interrupted
+    ends in whatever error the half-made module meets next.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - signal's signature
+        sys.stderr.write("interrupted\n")
+        os._exit(130)
+
+    before = [(each, signal.signal(each, end)) for each in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

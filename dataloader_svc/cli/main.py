@@ -6,6 +6,7 @@ Imports nothing but the standard library at the top: a light client installation
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -15,6 +16,8 @@ def main(argv: list[str] | None = None) -> None:
     0 fine; 1 a contract or check failed; 2 configuration or usage; 3 data; 4 state; 5 store; 6 a process of
     the job is gone; 130 interrupted.
     """
+    # `kill` ends a command as Ctrl-C does: processes stopped, temporary files removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from dataloader_svc.cli.app import app
     except KeyboardInterrupt:
