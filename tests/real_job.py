@@ -150,13 +150,16 @@ class Served:
             self._reader.join(STOP_S)
         return "".join(self._lines)
 
-    def wait_said(self, text: str) -> None:
-        """Wait for a line on stderr that holds `text`."""
+    def wait_said(self, text: str, *, times: int = 1) -> None:
+        """Wait for `times` lines on stderr that hold `text`."""
         with self._change:
             self._change.wait_for(
-                lambda: any(text in line for line in self._lines) or not self._reader.is_alive(), STOP_S
+                lambda: self._said(text) >= times or not self._reader.is_alive(), 2 * STOP_S
             )
-            assert any(text in line for line in self._lines), "".join(self._lines)
+            assert self._said(text) >= times, "".join(self._lines)
+
+    def _said(self, text: str) -> int:
+        return sum(text in line for line in self._lines)
 
     def wait_ready(self) -> Self:
         """Wait for the line that `serve --json` prints; AssertionError where it ends before."""

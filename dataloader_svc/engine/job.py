@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from dataloader_svc.engine.base import RoleSpec, RoleStatus
-from dataloader_svc.engine.local import LocalEngine, role_argv
+from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
+from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.serving import RENEW_S, Serving
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import ConfigError, StoreError
@@ -131,7 +131,7 @@ class Job:
 
     async def _until_failure(self, serving: Serving) -> None:
         assert self._engine is not None
-        failure = asyncio.create_task(self._engine.wait_for(lambda _: False))
+        failure = asyncio.create_task(_tell_restarts(self._engine))
         try:
             while True:
                 done, _ = await asyncio.wait([failure], timeout=RENEW_S)
@@ -152,6 +152,20 @@ class Job:
                 await self._serving.end()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+
+
+async def _tell_restarts(engine: LocalEngine) -> None:
+    """Log who died and who is back, until a role fails for good: raises that EngineError."""
+    seen = engine.roles()
+    while True:
+        before = seen
+        seen = await engine.wait_for(lambda roles: roles != before)  # noqa: B023 - is done before the next
+        for name, now in seen.items():
+            was = before[name]
+            if now.state is RoleState.WAITING and was.state is not now.state and now.last_exit is not None:
+                log.warning("%s: %s; it is started again", name, describe_exit(now.last_exit))
+            elif now.state is RoleState.READY and was.state is not now.state:
+                log.warning("%s is back", name)
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -50,9 +50,7 @@ def test_one_that_lives_is_named(other):
     holder, _ = other
     store = MemoryStore()
     held_by(store, holder)
-    with pytest.raises(
-        StoreError, match=rf"'j' is being served already by process {holder.pid} on "
-    ):
+    with pytest.raises(StoreError, match=rf"'j' is being served already by process {holder.pid} on "):
         begin(store)
 
 

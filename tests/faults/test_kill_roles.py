@@ -1,0 +1,134 @@
+"""Roles of a real job are killed while trainers read: what is delivered is what an undisturbed job delivers.
+
+Every test compares all arrays of every step, by hash, with those of a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from dataloader_client import Coords, Mesh
+from reading import Fingerprint, Reader, assert_equal
+from real_job import job_values, serve, write_config
+
+from dataloader_svc.sample import keyed_rng
+
+STEPS = 120
+ROUND = 10
+"""Steps that are read around each death: more than are planned and built ahead."""
+
+DP2 = Mesh(dp=2)
+POINTS = (
+    "planner.plan_made",
+    "planner.plan_appended",
+    "planner.plan_published",
+    "store.append_written",
+    "store.append_committed",
+    "loader.block_read",
+    "loader.fetched",
+    "constructor.built",
+    "constructor.sent",
+)
+
+
+@pytest.fixture
+def config(data: Path, tmp_path: Path) -> Path:
+    return write_config(tmp_path / "job.yaml", job_values(data))
+
+
+@pytest.fixture(scope="module")
+def reference(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Mesh, int], Reader]:
+    """What the ranks of dp=1 and dp=2 get of a job that nobody disturbs, by (mesh, dp rank)."""
+    config = write_config(tmp_path_factory.mktemp("reference") / "job.yaml", job_values(data))
+    found = {}
+    with serve(config) as served:
+        for mesh in (Mesh(), DP2):
+            with ExitStack() as stack:
+                for rank in range(mesh.dp):
+                    reader = Reader(served.address, mesh=mesh, coords=Coords(dp=rank))
+                    found[mesh, rank] = stack.enter_context(reader)
+                    reader.allow(STEPS)
+                for rank in range(mesh.dp):
+                    found[mesh, rank].wait()
+    assert len({repr(step) for step in found[Mesh(), 0].steps.values()}) == STEPS  # no two steps are alike
+    return found
+
+
+def steps_of(reader: Reader) -> dict[int, Fingerprint]:
+    assert sorted(reader.steps) == list(range(len(reader.steps)))
+    return reader.steps
+
+
+def test_killed_at_random_moments(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:
+    rng = keyed_rng(0, "kill")
+    victims = ["planner-0", "loader-0", "constructor-0", "loader-1", "planner-0", "constructor-0"]
+    rng.shuffle(victims)
+    with serve(config) as served, Reader(served.address) as reader:
+        for number, victim in enumerate(victims):
+            victim_process = served.roles()[victim]
+            reader.allow(ROUND)
+            reader.wait(number * ROUND + int(rng.integers(1, ROUND)))
+            victim_process.kill()
+            reader.wait()
+            served.wait_said(f"{victim} is back", times=victims[: number + 1].count(victim))
+        reader.allow(ROUND)
+        reader.wait()
+    expected = reference[Mesh(), 0]
+    assert_equal(steps_of(reader), expected.steps)
+    assert reader.states[len(reader.steps) - 1] == expected.states[len(reader.steps) - 1]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_fault_points(
+    config: Path, tmp_path: Path, reference: dict[tuple[Mesh, int], Reader], seed: int
+) -> None:
+    rng = keyed_rng(seed, "fault points")
+    faults = {point: f"{point}:kill:{rng.integers(1, 12)}" for point in POINTS}
+    marks = tmp_path / "fired"
+    marks.mkdir()
+    environment = {"DATALOADER_FAULT": ",".join(faults.values()), "DATALOADER_FAULT_DIR": str(marks)}
+    with serve(config, **environment) as served, Reader(served.address) as reader:
+        reader.allow(60)
+        reader.wait()
+    fired = {path.name for path in marks.iterdir()}
+    assert fired == {fault.replace(":", "_") for fault in faults.values()}
+    assert_equal(steps_of(reader), reference[Mesh(), 0].steps)
+
+
+def test_all_roles_at_once_with_two_ranks(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:
+    with serve(config) as served, ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(served.address, mesh=DP2, coords=Coords(dp=rank))) for rank in range(2)
+        ]
+        for number in range(2):
+            processes = served.roles()
+            for reader in readers:
+                reader.allow(ROUND)
+            readers[number].wait(number * ROUND + 4)
+            for process in processes.values():
+                process.kill()
+            for reader in readers:
+                reader.wait()
+            for name in processes:
+                served.wait_said(f"{name} is back", times=number + 1)
+    for rank, reader in enumerate(readers):
+        assert_equal(steps_of(reader), reference[DP2, rank].steps)
+
+
+def test_stopped_for_a_while(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:
+    """SIGSTOP is what a swapping or overloaded machine looks like: nobody is dead, nothing is restarted."""
+    with serve(config) as served, Reader(served.address) as reader:
+        for number, name in enumerate(("planner-0", "loader-0", "constructor-0")):
+            process = served.roles()[name]
+            reader.allow(ROUND)
+            reader.wait(number * ROUND + 3)
+            process.send_signal(signal.SIGSTOP)
+            threading.Event().wait(2.0)  # the fault itself
+            process.send_signal(signal.SIGCONT)
+            reader.wait()
+        assert served.stderr == ""
+    assert_equal(steps_of(reader), reference[Mesh(), 0].steps)
