@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -10,8 +11,10 @@ import click
 from dataloader_svc.cli.output import config_argument, console, examples, json_option, print_json, table
 from dataloader_svc.config.load import load_config
 from dataloader_svc.engine.spec import job_spec
-from dataloader_svc.store.open import open_store
-from dataloader_svc.store.quarantine_log import quarantine
+from dataloader_svc.errors import ConfigError
+from dataloader_svc.registry import nearest
+from dataloader_svc.store.open import open_existing
+from dataloader_svc.store.quarantine_log import Quarantined, quarantine
 
 
 @click.command(
@@ -28,12 +31,17 @@ from dataloader_svc.store.quarantine_log import quarantine
 def command(config: Path, source: str | None, limit: int, store: str | None, *, as_json: bool) -> None:
     """List the samples that a job has skipped: source, shard, row, reason."""
     loaded = load_config(config)
+    if source is not None and source not in loaded.config.sources:
+        known = sorted(loaded.config.sources)
+        raise ConfigError(
+            f"no source is called {source!r}; sources: {', '.join(known)}{nearest(source, known)}"
+        )
     spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store)
-    opened = open_store(spec.store, spec.base_dir)
-    try:
-        rows = quarantine(opened, source)
-    finally:
-        opened.close()
+    opened = open_existing(spec.store, spec.base_dir)
+    rows: list[Quarantined] = []
+    if opened is not None:
+        with closing(opened):
+            rows = quarantine(opened, source)
     if as_json:
         print_json(
             [
