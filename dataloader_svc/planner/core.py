@@ -192,17 +192,20 @@ class PlannerCore:
     def apply(self, event: Event) -> list[Action]:
         """Take an event in; what is to be done about it, in this order."""
         actions: list[Action] = []
-        changed: str | None = None  # the only source of which more is at hand than before
+        names = self._rules.names  # of sources for which more may have to be leased
         try:
             match event:
                 case Based():
                     actions += self._based(event)
                 case Described():
                     self._described(event)
-                    changed = event.source
+                    more = any(epoch.source == event.source for epoch in self._describing)
+                    names = () if more else (event.source,)
                 case Probed(probe):
-                    actions += self._probed(probe)
-                    changed = probe.block.source
+                    # What is leased was reckoned with; only the first block tells what a row is.
+                    first = not self._supplies[probe.block.source].blocks
+                    names = (probe.block.source,) if first else ()
+                    self._probed(probe)
                 case Demanded(up_to, done_below):
                     self._demand = Demanded(max(up_to, self._demand.up_to), done_below)
                 case Appended(step):
@@ -212,7 +215,7 @@ class PlannerCore:
                 case Failed(error):
                     raise error
             if self._state is not None and self._stopped is None:
-                actions += self._go_on(changed)
+                actions += self._go_on(names)
         except DataloaderError as error:
             self._stopped = error
             actions.append(Stop(error))
@@ -254,14 +257,10 @@ class PlannerCore:
                 "start without the state"
             )
 
-    def _probed(self, probe: ProbeColumns) -> list[Action]:
-        block = probe.block
+    def _probed(self, probe: ProbeColumns) -> None:
+        block, rules = probe.block, self._rules
         self._leased.discard(block)
         self._lacking.discard(block)
-        supply = self._supplies.get(block.source)
-        if supply is None:
-            return [Release(block)]
-        rules = self._rules
         try:
             pieces = cut(probe, rules.too_long[block.source], rules.sequence_length)
         except TooLongError as error:
@@ -270,8 +269,7 @@ class PlannerCore:
                 f"{error.tokens} tokens, sequence_length is {rules.sequence_length}, and too_long is `error`"
                 ": choose split, truncate or drop, or raise sequence_length"
             ) from None
-        supply.blocks[block.epoch, block.block] = pieces
-        return []
+        self._supplies[block.source].blocks[block.epoch, block.block] = pieces
 
     def _appended(self, step: int) -> list[Action]:
         plan = self._appending
@@ -285,15 +283,14 @@ class PlannerCore:
 
     # ---- going on
 
-    def _go_on(self, changed: str | None) -> list[Action]:
+    def _go_on(self, names: tuple[str, ...]) -> list[Action]:
         if self._demand.up_to < 0:
             return []  # nobody has joined: nothing is read
-        actions = self._releases(self._demand.done_below) if changed is None else []
-        selected = len(self._selected)
+        all_names, selected = self._rules.names, len(self._selected)
+        actions = self._releases(self._demand.done_below) if names is all_names else []
         if not self._lacking:
             actions += self._plan_next()
-        actions += self._prepare(changed if len(self._selected) == selected else None)
-        return actions
+        return actions + self._prepare(names if len(self._selected) == selected else all_names)
 
     def _plan_next(self) -> list[Action]:
         """Select the next step where it is wanted and can be, and send it to the log."""
@@ -340,13 +337,12 @@ class PlannerCore:
         }
         return replace(state, sources=sources)
 
-    def _prepare(self, changed: str | None) -> list[Action]:
-        """Ask for what is lacking, and for what will be soon: of all sources, or of the one that changed."""
+    def _prepare(self, names: tuple[str, ...]) -> list[Action]:
+        """Ask for what is lacking, and for what sources `names` will lack soon."""
         state = self._selected[-1].state if self._selected else self._state
         assert state is not None
         wanted: list[Lack] = sorted(self._lacking, key=str)
         if self._end is None and not state.ended:
-            names = self._rules.names if changed is None else (changed,)
             wanted += self._lookahead.wanted(state, names, self._supplies, self._leased)
         actions: list[Action] = []
         for lack in wanted:

@@ -57,14 +57,14 @@ class Fluid:
         if self._total is None:
             with np.errstate(divide="ignore", invalid="ignore"):
                 start = due / np.array(self._slope)
-            return [float(at) for at in np.where(np.isnan(start), np.inf, start)]
+            return [float(at) for at in _rounded(np.where(np.isnan(start), np.inf, start))]
         return [float(self.when(source, due[source : source + 1])[0]) for source in range(len(due))]
 
     def when(self, source: int, due: NDArray[np.float64]) -> NDArray[np.float64]:
         """The largest n with T(n) <= due, of each of `due`; inf where it never grows above it."""
         slope = self._slope[source]
         if self._total is None:
-            return due / slope if slope > 0 else np.where(due < 0, -np.inf, np.inf)
+            return _rounded(due / slope) if slope > 0 else np.where(due < 0, -np.inf, np.inf)
         knots = self._due[:, source]
         at = np.searchsorted(knots, due, "right")
         low = np.clip(at - 1, 0, len(knots) - 2)
@@ -73,7 +73,12 @@ class Fluid:
             inside = self._total[low] + (due - knots[low]) / rise * run
             beyond = self._total[-1] + (due - knots[-1]) / slope if slope > 0 else np.full(len(due), np.inf)
         past = np.where(np.isfinite(inside), inside, -np.inf)  # owed from before, and no weight now
-        return np.where(at == len(knots), beyond, np.where(at == 0, past, inside))
+        return _rounded(np.where(at == len(knots), beyond, np.where(at == 0, past, inside)))
+
+
+def _rounded(total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ties of exact arithmetic are ties here, and what starts at a whole number starts there."""
+    return np.asarray(np.round(total, 6))
 
 
 @dataclass(slots=True)

@@ -81,6 +81,7 @@ class PlanDriver:
         self.apply(core.Demanded(up_to, self._done_below))
         while self._open:
             self._do(self._open.pop(self._choose(len(self._open))))
+        self.plans.sort(key=lambda plan: plan.step)
         return self.plans
 
     def apply(self, event: core.Event) -> list[core.Action]:
