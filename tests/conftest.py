@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from real_job import RUN_MARK, described, marked_processes, write_data
 
 LINGER_S = 10.0

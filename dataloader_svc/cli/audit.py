@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from dataloader_client import Batch, Mesh
 from rich.progress import Progress
 
+from dataloader_client import Batch, Mesh
 from dataloader_svc.cli.meshes import MeshType, Ranks, Step, ranks, short
 from dataloader_svc.cli.output import (
     config_argument,

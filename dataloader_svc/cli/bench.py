@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 import psutil
-from dataloader_client import Mesh
 from rich.progress import Progress
 
+from dataloader_client import Mesh
 from dataloader_svc.cli.meshes import MeshType, ranks, short
 from dataloader_svc.cli.output import (
     config_argument,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from dataloader_client.batch import IGNORED_LABEL, Batch
 from numpy.typing import NDArray
 
+from dataloader_client.batch import IGNORED_LABEL, Batch
 from dataloader_svc.transforms.text import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, from_patches
 

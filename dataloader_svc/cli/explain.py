@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 
 import click
-from dataloader_client import Coords, Mesh, MeshMismatchError
 from rich.progress import Progress
 
+from dataloader_client import Coords, Mesh, MeshMismatchError
 from dataloader_svc.cli.explain_view import (
     Explanation,
     cp_slices,

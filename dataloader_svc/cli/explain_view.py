@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dataloader_balancers import CUTS
-from dataloader_client.mesh import Coords, Mesh
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dataloader_balancers import CUTS
+from dataloader_client.mesh import Coords, Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.output import table
 from dataloader_svc.cli.step_view import SequenceView, piece_json, sequence_json

@@ -62,7 +62,6 @@ def _run(app: object, argv: list[str] | None) -> int:
 def _errors() -> tuple[type[Exception], ...]:
     """What is raised on purpose. Asked for only where something was raised: the client brings gRPC."""
     from dataloader_client.errors import DataServiceError
-
     from dataloader_svc.errors import DataloaderError
 
     return DataloaderError, DataServiceError

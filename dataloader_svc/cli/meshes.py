@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import product
 
 import click
+
 from dataloader_client import Batch, Coords, DataServiceLoader, Mesh
 from dataloader_client.mesh import AXES
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-from dataloader_balancers import segment_sum
 
+from dataloader_balancers import segment_sum
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.history import current_generation
 from dataloader_svc.planner.plan import Plan

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from dataloader_client import Batch, DataServiceLoader, Mesh
 from rich.progress import Progress
 
+from dataloader_client import Batch, DataServiceLoader, Mesh
 from dataloader_svc import __version__
 from dataloader_svc.cli.contents import PieceKey, read_contents
 from dataloader_svc.cli.output import (

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataloader_balancers import segment_sum
-
 from dataloader_svc.cli.contents import Content, Medium, PieceKey
 from dataloader_svc.planner.place import Strategy
 from dataloader_svc.planner.plan import Plan

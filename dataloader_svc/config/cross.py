@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
-
 from dataloader_svc.registry import nearest
 
 if TYPE_CHECKING:  # the models ask here while they are built

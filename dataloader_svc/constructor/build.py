@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dataloader_client.wire import Frame
 from numpy.typing import NDArray
 
+from dataloader_client.wire import Frame
 from dataloader_svc.constructor.collate import Form, collate
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.slice import Cut, fields_of_stage, slices

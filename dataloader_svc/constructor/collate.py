@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
 from numpy.typing import NDArray
 
+from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
 from dataloader_svc.constructor.step import KINDS, Samples, StepPlan
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}

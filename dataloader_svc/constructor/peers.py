@@ -11,11 +11,11 @@ import asyncio
 import json
 
 import numpy as np
+from numpy.typing import NDArray
+
 from dataloader_client import methods
 from dataloader_client._pb import loader_service_pb2
 from dataloader_client.wire import Frame
-from numpy.typing import NDArray
-
 from dataloader_svc.clock import Clock
 from dataloader_svc.constructor.step import StepPlan, fetch_request
 from dataloader_svc.errors import PeerError

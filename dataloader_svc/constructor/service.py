@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import dataloader_svc
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.wire import Frame
-
-import dataloader_svc
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config

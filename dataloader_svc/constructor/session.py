@@ -21,7 +21,6 @@ from typing import Any
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
-
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config

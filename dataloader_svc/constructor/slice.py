@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from dataloader_client.batch import FIELDS
 from numpy.typing import NDArray
 
+from dataloader_client.batch import FIELDS
 from dataloader_svc.constructor.collate import PIXELS, Form, Microbatch, ragged
 from dataloader_svc.constructor.step import KINDS
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dataloader_client._pb import loader_service_pb2, plan_pb2
-from dataloader_client.wire import Frame
 from numpy.typing import NDArray
 
+from dataloader_client._pb import loader_service_pb2, plan_pb2
+from dataloader_client.wire import Frame
 from dataloader_svc.errors import DataError, PeerError
 
 KINDS = ("image", "video")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataloader_client import methods
-
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.engine.child import ChildContext, run_child
 from dataloader_svc.engine.spec import JobSpec

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from dataloader_client.wire import Frame
 from numpy.typing import NDArray
 
+from dataloader_client.wire import Frame
 from dataloader_svc.errors import BadSample, Overloaded, StateError
 from dataloader_svc.loader.read import BlockReader, HeldBlock
 from dataloader_svc.loader.rules import SampleRule

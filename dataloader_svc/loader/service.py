@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from dataloader_client._pb import common_pb2, loader_service_pb2
 from dataloader_client.wire import Frame
-
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.config.schema import Config

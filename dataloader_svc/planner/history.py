@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dataloader_client._pb import plan_pb2
-
 from dataloader_svc.errors import StoreError
 from dataloader_svc.planner.session import GENERATION_POINTER, Generation
 from dataloader_svc.store.base import Store

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
-from dataloader_client import methods
-from dataloader_client._pb import loader_service_pb2
 from numpy.typing import NDArray
 
+from dataloader_client import methods
+from dataloader_client._pb import loader_service_pb2
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import NotLeader, PeerError
 from dataloader_svc.rpc.convert import probe_from_frame

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
+
 from dataloader_balancers import (
     BALANCERS,
     EncoderCost,
@@ -25,8 +27,6 @@ from dataloader_balancers import (
     segment_sum,
     two_phase_lpt,
 )
-from numpy.typing import NDArray
-
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, MeshError
 from dataloader_svc.planner.plan import Plan

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-from dataloader_client._pb import plan_pb2
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from dataloader_client._pb import plan_pb2
 from dataloader_svc.errors import StoreError
 from dataloader_svc.planner.pieces import Pieces, SkippedRow
 from dataloader_svc.planner.select import Selected

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
-from dataloader_balancers import PACKERS, LlmCost
 from numpy.typing import NDArray
 
+from dataloader_balancers import PACKERS, LlmCost
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.planner.draw import Draw

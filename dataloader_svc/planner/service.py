@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
-from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
-
 import dataloader_svc
+from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.digest import config_hash, read_digest

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from dataloader_client import methods
-
 from dataloader_svc.config.digest import compare
 from dataloader_svc.errors import StateError, VersionError
 from dataloader_svc.planner.place import MeshSize

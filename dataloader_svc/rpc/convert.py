@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from dataloader_client.wire import Frame
 
+from dataloader_client.wire import Frame
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
 
 _PROBE_DTYPES = {

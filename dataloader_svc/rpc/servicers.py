@@ -15,9 +15,9 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
-from dataloader_client import methods, wire
 from google.protobuf.message import DecodeError, Message
 
+from dataloader_client import methods, wire
 from dataloader_svc.errors import ConfigError, DataloaderError
 from dataloader_svc.rpc.status import code_of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from dataloader_client.methods import ERROR_KEY
 
+from dataloader_client.methods import ERROR_KEY
 from dataloader_svc import errors
 from dataloader_svc.errors import DataloaderError
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
-from dataloader_client import methods, wire
-from dataloader_client.transport import channel_options
 from google.protobuf.message import Message
 
+from dataloader_client import methods, wire
+from dataloader_client.transport import channel_options
 from dataloader_svc.rpc.status import from_rpc
 
 Request = TypeVar("Request", bound=Message)

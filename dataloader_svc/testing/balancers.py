@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from dataloader_balancers import BALANCERS, CUTS, PACKERS, Limit
 from dataloader_balancers.assign import ORDERED, Balancer
 from dataloader_balancers.context_parallel import Cut
 from dataloader_balancers.pack import Packer
-from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 

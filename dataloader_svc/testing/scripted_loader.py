@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from dataloader_client._pb import common_pb2, loader_service_pb2
-from dataloader_client.wire import Frame
 from numpy.typing import NDArray
 
+from dataloader_client._pb import common_pb2, loader_service_pb2
+from dataloader_client.wire import Frame
 from dataloader_svc.errors import DataloaderError, SourceError
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from dataloader_client._pb import common_pb2, loader_service_pb2, plan_pb2, planner_service_pb2
-from dataloader_client.wire import Frame
 from numpy.typing import NDArray
 
+from dataloader_client._pb import common_pb2, loader_service_pb2, plan_pb2, planner_service_pb2
+from dataloader_client.wire import Frame
 from dataloader_svc.errors import DataloaderError, MeshError, SessionSuperseded
 from dataloader_svc.sample import keyed_rng
 

@@ -200,6 +200,7 @@ def _weights(entry: dict) -> dict[str, float]:
 
 def main() -> None:
     args = parse()
+    sys.stdout.reconfigure(line_buffering=True)  # in order with what the ranks print, also into a file
     checkpoint = args.steps // 2
     out = ROOT / "build" / "train"
     shutil.rmtree(out, ignore_errors=True)

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from dataloader_client import DataServiceLoader
 from model import ModelConfig, TinyVlm
 from torch.nn.parallel import DistributedDataParallel
+
+from dataloader_client import DataServiceLoader
 
 
 def parse() -> argparse.Namespace:

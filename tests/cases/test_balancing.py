@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from dataloader_balancers import BALANCERS, PACKERS, loads
 
 DATA = Path(__file__).parent / "data"

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from dataloader_client import Coords, Mesh
+from dataloader_svc.sample import keyed_rng
 from reading import Fingerprint, Reader, assert_equal
 from real_job import job_values, serve, write_config
-
-from dataloader_svc.sample import keyed_rng
 
 STEPS = 120
 ROUND = 10

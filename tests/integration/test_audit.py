@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from dataloader_client import Mesh
-from real_job import job_values, run_cli, write_config
 
+from dataloader_client import Mesh
 from dataloader_svc.cli import audit
 from dataloader_svc.config.load import load_config
+from real_job import job_values, run_cli, write_config
 
 
 def test_four_meshes_hold_and_agree(data: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from real_job import job_values, run_cli, write_config
 
 from dataloader_svc.testing.data import TinyRow, png, write_source
+from real_job import job_values, run_cli, write_config
 
 Values = dict[str, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from dataloader_client import Batch, Coords, DataServiceLoader, Mesh
-from real_job import job_values, run_cli, serve, write_config
 
+from dataloader_client import Batch, Coords, DataServiceLoader, Mesh
 from dataloader_svc.testing.tokenizer import EOS
 from dataloader_svc.transforms.text import Tokenizer
+from real_job import job_values, run_cli, serve, write_config
 
 MESH = Mesh(dp=2, cp=2)
 STEPS = 3

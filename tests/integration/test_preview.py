@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from real_job import job_values, run_cli, write_config
 
 from dataloader_svc.testing.tokenizer import EOS
+from real_job import job_values, run_cli, write_config
 
 SEQUENCES, LENGTH = 8, 256
 

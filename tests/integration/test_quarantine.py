@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataloader_client import DataServiceLoader, DataStoppedError
 from PIL import Image
+
+from dataloader_client import DataServiceLoader, DataStoppedError
 from real_job import job_values, run_cli, serve, words, write_config
 
 GOOD = 40

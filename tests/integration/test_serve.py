@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from dataloader_client import DataServiceLoader
 from dataloader_client.errors import DataStoppedError, ServiceUnavailableError
 from real_job import STOP_S, assert_gone, job_values, run_cli, serve, starting, write_config

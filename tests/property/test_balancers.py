@@ -4,6 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dataloader_balancers import (
     BALANCERS,
     CUTS,
@@ -18,8 +21,6 @@ from dataloader_balancers import (
     two_phase_lpt,
 )
 from dataloader_balancers.assign import ORDERED, _exchange, _lpt_rounds, _smallest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)
 balancers = pytest.mark.parametrize("balancer", BALANCERS.values(), ids=BALANCERS)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dataloader_balancers import (
     BALANCERS,
     LlmCost,

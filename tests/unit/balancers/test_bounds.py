@@ -1,4 +1,5 @@
 import pytest
+
 from dataloader_balancers import Floor, floor, gap, imbalance, loads
 
 

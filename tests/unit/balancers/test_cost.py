@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from dataloader_balancers import EncoderCost, LlmCost, segment_sum, sequence_cost
 from dataloader_balancers.cost import PRESETS
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from dataloader_balancers import PACKERS, Limit, LlmCost, floor, imbalance, loads
 from dataloader_balancers.pack import pack
 

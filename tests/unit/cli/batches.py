@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from dataloader_client.batch import IGNORED_LABEL, Batch, Manifest
 
+from dataloader_client.batch import IGNORED_LABEL, Batch, Manifest
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.testing.tokenizer import IMAGE, VIDEO
 from dataloader_svc.transforms.text import Tokenizer

@@ -7,10 +7,10 @@ import json
 
 import numpy as np
 import pytest
-from dataloader_balancers import CUTS, EncoderCost, LlmCost
-from dataloader_client.mesh import Mesh
 from rich.console import Console
 
+from dataloader_balancers import CUTS, EncoderCost, LlmCost
+from dataloader_client.mesh import Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.explain_view import (
     Explanation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from dataloader_client.batch import FIELDS, Batch, Span, check_fields, split
 from dataloader_client.errors import WireError
 from dataloader_client.wire import Frame, decode, encode

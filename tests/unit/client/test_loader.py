@@ -14,6 +14,7 @@ from itertools import islice
 import grpc
 import numpy as np
 import pytest
+
 from dataloader_client import (
     Coords,
     DataServiceError,
@@ -27,7 +28,6 @@ from dataloader_client import (
     VersionMismatchError,
     WireError,
 )
-
 from dataloader_svc import errors
 from dataloader_svc.testing.scripted_job import JobThread
 from dataloader_svc.testing.scripted_roles import Script

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+
 from dataloader_client.errors import MeshMismatchError
 from dataloader_client.mesh import AXES, Coords, Mesh, resolve
 

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from dataloader_client.errors import DataStoppedError
 from dataloader_client.prefetch import Prefetch
 from dataloader_client.transport import Closed

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from dataloader_client._pb import common_pb2
-from dataloader_client.errors import WireError
-from dataloader_client.wire import ALIGN, CHUNK, DTYPES, Decoder, Frame, decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from dataloader_client._pb import common_pb2
+from dataloader_client.errors import WireError
+from dataloader_client.wire import ALIGN, CHUNK, DTYPES, Decoder, Frame, decode, encode
 
 ARRAYS = hnp.arrays(
     dtype=st.sampled_from(sorted(DTYPES)),

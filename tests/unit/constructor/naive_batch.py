@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dataloader_client._pb import plan_pb2
-
 from dataloader_svc.testing.scripted_roles import Script
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dataloader_balancers.context_parallel import CUTS
-from dataloader_client._pb import plan_pb2
-from dataloader_client.batch import FIELDS, check_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_batch import naive_microbatch
 
+from dataloader_balancers.context_parallel import CUTS
+from dataloader_client._pb import plan_pb2
+from dataloader_client.batch import FIELDS, check_fields
 from dataloader_svc.constructor import step as steps
 from dataloader_svc.constructor.collate import Form, bytes_needed, collate, ragged
 from dataloader_svc.constructor.slice import fields_of_stage, slices

@@ -6,11 +6,11 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from naive_batch import naive_microbatch
+
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import check_fields, split
-from naive_batch import naive_microbatch
-
 from dataloader_svc.constructor.core import Asked, GaveUp, Rank
 from dataloader_svc.errors import (
     ConfigError,

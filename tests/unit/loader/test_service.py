@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2
 from dataloader_client._pb import loader_service_pb2 as pb
 from dataloader_client.wire import Frame
-
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, DataloaderError, Overloaded, PeerError, SourceError, StateError
 from dataloader_svc.loader import service as service_module

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dataloader_client._pb import plan_pb2
 
+from dataloader_client._pb import plan_pb2
 from dataloader_svc.errors import StoreError
 from dataloader_svc.planner.pieces import Pieces
 from dataloader_svc.planner.plan import Plan, digest

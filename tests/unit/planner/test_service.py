@@ -10,9 +10,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
-
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import grpc
 import numpy as np
 import pytest
+
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, loader_service_pb2, plan_pb2, planner_service_pb2
 from dataloader_client.wire import Frame
-
 from dataloader_svc.errors import (
     DataloaderError,
     MeshError,
