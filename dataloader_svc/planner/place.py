@@ -2,8 +2,8 @@
 
 It may permute sequences, never change them. Every rank gets as many as every other. Ranks that shard their
 weights meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's
-language model: of the balancer's placement by the sum of both, one that balances both at once, and the order of
-arrival, the one with the shortest such time is taken. On each rank dear microbatches come first, so that
+language model: of the balancer's placement by the sum of both, one that balances both at once, and the order
+of arrival, the one with the shortest such time is taken. On each rank dear microbatches come first, so that
 microbatch k costs about the same on all ranks and nobody waits inside a step.
 """
 
