@@ -141,8 +141,9 @@ class State:
         """This state under a changed configuration: sources added and removed, sequences shorter.
 
         A removed source takes its waiting pieces along, and what it is owed is forgotten, as is what it
-        was ahead; a new one starts with nothing owed. Longer waiting pieces are cut again. StateError: a
-        piece with media is longer than a sequence now.
+        was ahead; a new one starts with nothing owed. Where a source is read otherwise now (a join by
+        force), what waited of it is no more, and its files may be others. Longer waiting pieces are cut
+        again. StateError: a piece with media is longer than a sequence now.
         """
         fits = not np.any(self.waiting.length > sequence_length)
         if fits and self.names == tuple(sorted(names)) and dict(self.config) == dict(config):
@@ -152,6 +153,9 @@ class State:
         kept = [number for number, name in enumerate(self.names) if name in sources]
         drift = sum(source.credit for source in sources.values()) / len(sources)
         sources = {name: replace(source, credit=source.credit - drift) for name, source in sources.items()}
+        others = self._read_otherwise(config)
+        sources |= {name: replace(sources[name], index="") for name in others & sources.keys()}
+        kept = [number for number in kept if self.names[number] not in others]
         renumbered = np.full(len(self.sources), -1)
         renumbered[kept] = [list(sources).index(self.names[number]) for number in kept]
         mask = renumbered[self.waiting.source] >= 0
@@ -159,6 +163,13 @@ class State:
         waiting = replace(waiting, source=renumbered[waiting.source].astype(np.int64))
         waiting, age = _recut(waiting, self.age[mask], sequence_length, tuple(sources))
         return replace(self, sources=sources, config=config, waiting=waiting, age=age, ended=False)
+
+    def _read_otherwise(self, config: Mapping[str, str]) -> set[str]:
+        """Sources whose samples are others under settings with these hashes."""
+        changed = {entry for entry in self.config.keys() & config if self.config[entry] != config[entry]}
+        if "job" in changed:
+            return set(self.sources)
+        return {entry.removeprefix("source/") for entry in changed}
 
 
 def _source_json(source: SourceState) -> dict[str, Any]:

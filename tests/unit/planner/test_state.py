@@ -122,7 +122,7 @@ def test_what_is_no_state(text, message):
 
 
 def test_sources_come_and_go():
-    after = state().adapted(("b", "c"), {"job": "5678"}, 32)
+    after = state().adapted(("b", "c"), {"job": "1234", "source/c": "5678"}, 32)
     assert after.names == ("b", "c")
     assert after.sources["b"].position == 4
     assert after.sources["c"] == SourceState(credit=after.sources["c"].credit)
@@ -130,7 +130,32 @@ def test_sources_come_and_go():
     assert after.waiting.source.tolist() == [0]  # b's piece; a's went with it
     assert after.waiting.position.tolist() == [3]
     assert after.age.tolist() == [1]
-    assert after.config == {"job": "5678"}
+    assert after.config == {"job": "1234", "source/c": "5678"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "others"),
+    [
+        ({"job": "1"}, {"job": "2"}, {"a", "b"}),
+        (
+            {"job": "1", "source/a": "1", "source/b": "1"},
+            {"job": "1", "source/a": "2", "source/b": "1"},
+            {"a"},
+        ),
+        ({"job": "1"}, {"job": "1", "source/b": "1"}, set()),
+    ],
+)
+def test_what_waits_of_a_source_that_is_read_otherwise_is_dropped(before, now, others):
+    """By force: the pieces are of documents that are others, or none, now; the digest of the files too."""
+    two = pieces((0, 1, 29, 0, 5, 0, 3), (1, 0, 3, 0, 5, 0, 0))
+    sources = {name: SourceState(position=30, index="abc") for name in ("a", "b")}
+    state_before = state(sources=sources, waiting=two, age=np.array([2, 1]), config=before)
+    after = state_before.adapted(("a", "b"), now, 32)
+    kept = [number for number, name in enumerate(("a", "b")) if name not in others]
+    assert after.waiting.source.tolist() == kept
+    assert after.age.tolist() == [(2, 1)[number] for number in kept]
+    assert {name for name, source in after.sources.items() if not source.index} == others
+    assert {source.position for source in after.sources.values()} == {30}
 
 
 def test_shorter_sequences_cut_what_waits():
