@@ -14,7 +14,7 @@ that the last one says that it is. A `Stop` ends everything until the next `Base
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dataloader_svc.errors import DataError, DataloaderError, SourceError, StateError
 from dataloader_svc.planner.lease import Lookahead
 from dataloader_svc.planner.pieces import TooLongError, cut
-from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.plan import Plan, blocks_of
 from dataloader_svc.planner.select import Ended, Needed, Rules, Selected, select
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import Epoch, Lack, Supply
@@ -362,7 +362,7 @@ class PlannerCore:
         """Forget blocks that are drawn to the end, of which nothing waits, and whose last plan is used up."""
         state = self._state
         assert state is not None
-        waiting = set(_blocks(state))
+        waiting = blocks_of(state.names, state.waiting)
         actions: list[Action] = []
         for name, supply in self._supplies.items():
             source = state.sources[name]
@@ -399,10 +399,3 @@ class PlannerCore:
             assert self._end.step == self._state.step + len(self._selected), (
                 "the end follows what is selected"
             )
-
-
-def _blocks(state: State) -> Iterable[BlockId]:
-    """Blocks of the waiting pieces."""
-    waiting = state.waiting
-    rows = zip(waiting.source.tolist(), waiting.epoch.tolist(), waiting.block.tolist(), strict=True)
-    return {BlockId(state.names[source], epoch, block) for source, epoch, block in rows}

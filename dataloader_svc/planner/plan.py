@@ -81,8 +81,7 @@ class Plan:
 
     def blocks(self) -> set[BlockId]:
         """The blocks that its pieces lie in."""
-        rows = np.unique(np.stack([self.pieces.source, self.pieces.epoch, self.pieces.block]), axis=1)
-        return {BlockId(self.sources[source], epoch, block) for source, epoch, block in rows.T.tolist()}
+        return blocks_of(self.sources, self.pieces)
 
     def to_message(self) -> plan_pb2.PlanRecord:
         """As it goes to the log and to constructors."""
@@ -147,6 +146,14 @@ class Plan:
                 f"record says {record.digest.hex()}"
             )
         return plan
+
+
+def blocks_of(sources: tuple[str, ...], pieces: Pieces) -> set[BlockId]:
+    """The blocks that `pieces` lie in."""
+    order = np.lexsort((pieces.block, pieces.epoch, pieces.source))
+    rows = np.stack([pieces.source, pieces.epoch, pieces.block], axis=1)[order]
+    new = np.concatenate([[True], np.any(np.diff(rows, axis=0), axis=1)])[: len(rows)]
+    return {BlockId(sources[source], epoch, block) for source, epoch, block in rows[new].tolist()}
 
 
 def digest(sources: tuple[str, ...], pieces: Pieces) -> bytes:

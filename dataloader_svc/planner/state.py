@@ -192,30 +192,29 @@ def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64
     A run is what follows in the same document without media, in pieces of one length, the last perhaps
     shorter: what a very long document leaves over is one entry.
     """
-    runs: list[list[Any]] = []
-    columns = (waiting.source, waiting.epoch, waiting.position, waiting.start, waiting.length)
-    rows = zip(*columns, waiting.patches, waiting.block, age, strict=True)
-    for source, epoch, position, start, length, patches, block, waited in (map(int, row) for row in rows):
-        entry = [names[source], epoch, position, start, length, patches, block, waited, length]
-        if runs and patches == 0:
-            last = runs[-1]
-            same = [*last[:3], last[5], last[6], last[7]] == [*entry[:3], 0, block, waited]
-            if same and last[3] + last[4] == start and last[4] % last[8] == 0 and length <= last[8]:
-                last[4] += length
-                continue
-        runs.append(entry)
-    return runs
+    if not len(waiting):
+        return []
+    follows = waiting.start[1:] == waiting.start[:-1] + waiting.length[:-1]
+    follows &= (waiting.patches[1:] == 0) & (waiting.patches[:-1] == 0) & (age[1:] == age[:-1])
+    for column in (waiting.source, waiting.epoch, waiting.position):
+        follows &= column[1:] == column[:-1]
+    follows &= waiting.length[1:] <= waiting.length[:-1]
+    shortens = follows & (waiting.length[1:] < waiting.length[:-1])
+    follows[1:] &= ~shortens[:-1]  # nothing follows the shorter last piece of a run
+    first = np.flatnonzero(np.concatenate([[True], ~follows]))
+    run, length = waiting.take(first), np.add.reduceat(waiting.length, first)
+    columns = (run.epoch, run.position, run.start, length, run.patches, run.block, age[first], run.length)
+    rows = np.stack(columns, axis=1).tolist()
+    return [[names[source], *row] for source, row in zip(run.source.tolist(), rows, strict=True)]
 
 
 def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
     number = {name: index for index, name in enumerate(names)}
-    rows = []
-    for name, epoch, position, start, length, patches, block, age, piece in runs:
-        for at in range(start, start + length, piece):
-            cut = min(piece, start + length - at)
-            rows.append((number[name], epoch, position, at, cut, patches, block, age))
-    table = np.array(rows, np.int64).reshape(-1, 8)
-    return Pieces(*table.T[:7].copy()), table[:, 7].copy()
+    table = np.array([[number[name], *row] for name, *row in runs], np.int64).reshape(-1, 9)
+    source, epoch, position, start, length, patches, block, age, piece = table.T
+    whole = Pieces(source, epoch, position, start, length, patches, block)
+    pieces, index = _cut_each(whole, piece)
+    return pieces, age[index]
 
 
 def _recut(
@@ -230,10 +229,15 @@ def _recut(
             f"{waiting.length[first]} tokens, and sequence_length is now {sequence_length}: resume once with "
             "the old sequence_length"
         )
-    counts = -(-waiting.length // sequence_length)
-    index = np.repeat(np.arange(len(waiting)), counts)
-    part = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    cut = waiting.take(index)
-    start = cut.start + part * sequence_length
-    length = np.minimum(sequence_length, cut.length - part * sequence_length)
-    return replace(cut, start=start, length=length), age[index]
+    cut, index = _cut_each(waiting, np.full(len(waiting), sequence_length))
+    return cut, age[index]
+
+
+def _cut_each(pieces: Pieces, limit: NDArray[np.int64]) -> tuple[Pieces, NDArray[np.int64]]:
+    """Pieces of at most `limit` (n,) tokens, and which of `pieces` each is of."""
+    counts = -(-pieces.length // limit)
+    index = np.repeat(np.arange(len(pieces)), counts)
+    before = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit[index]
+    cut = pieces.take(index)
+    length = np.minimum(limit[index], cut.length - before)
+    return replace(cut, start=cut.start + before, length=length), index

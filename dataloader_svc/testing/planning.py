@@ -143,10 +143,14 @@ def plan_text(plan: Plan) -> str:
     for source, epoch, row in plan.skipped:
         text += f"; skipped {plan.sources[source]}/{epoch}/{row.position} {row.reason}"
     if len(state.waiting):
-        rows = zip(*(getattr(state.waiting, c).tolist() for c in _NAME_COLUMNS), strict=True)
+        rows = zip(*(getattr(state.waiting, c)[:_MOST_SHOWN].tolist() for c in _NAME_COLUMNS), strict=True)
         text += f"; waiting {' '.join(_piece_text(plan.sources, *row) for row in rows)}"
+        if len(state.waiting) > _MOST_SHOWN:
+            text += f" and {len(state.waiting) - _MOST_SHOWN} more"
     return text + ("; last" if plan.last else "")
 
+
+_MOST_SHOWN = 12  # of what waits; a very long document leaves thousands of pieces
 
 _NAME_COLUMNS = ("source", "epoch", "position", "start", "length")
 
