@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_batch import naive_microbatch
 
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_client._pb import plan_pb2
@@ -18,6 +17,7 @@ from dataloader_svc.constructor.collate import Form, bytes_needed, collate, ragg
 from dataloader_svc.constructor.slice import fields_of_stage, slices
 from dataloader_svc.errors import DataError, PeerError
 from dataloader_svc.testing.scripted_roles import Script, fetch_frame
+from tests.unit.constructor.naive_batch import naive_microbatch
 
 KINDS = (("image", "pixel_values"), ("video", "pixel_values_videos"))
 

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from naive_batch import naive_microbatch
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
@@ -26,6 +25,7 @@ from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.store import quarantine
 from dataloader_svc.testing.scripted_job import ScriptedJob
 from dataloader_svc.testing.scripted_roles import Script
+from tests.unit.constructor.naive_batch import naive_microbatch
 
 
 class Reader:
