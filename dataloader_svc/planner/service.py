@@ -126,6 +126,11 @@ class PlannerService:
             return
         error = task.exception()
         assert error is not None
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failed.done():
+            return
         log.error("planner: %s: %s", type(error).__name__, error)
         self.failed.set_exception(error)
         self.failed.exception()  # seen: the role may be stopping already
@@ -134,7 +139,18 @@ class PlannerService:
     # ---- the core
 
     def _apply(self, event: core.Event) -> None:
-        """Tell the core, and start what it decides."""
+        """Tell the core, and start what it decides.
+
+        A mistake of ours on the way ends the role, whoever asked: what the core had decided would be lost,
+        and readers would wait for ever.
+        """
+        try:
+            self._carry_out(event)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _carry_out(self, event: core.Event) -> None:
         began = self._clock.monotonic()
         for action in self._core.apply(event):
             match action:

@@ -5,6 +5,7 @@ Nothing is retried here: who calls knows what else can be done (another loader, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -76,13 +77,21 @@ class Peer:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        call: Any = stub(requests)
+        call: Any = stub()
+        # Fed here and not by gRPC, whose own task would wait on for the next request when the call is over.
+        feeder = asyncio.create_task(_feed(call, requests))
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._who()) from None
+        except asyncio.CancelledError:
+            if feeder.done() and not feeder.cancelled():
+                feeder.result()  # what ended the call, if it failed
+            raise
         finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
             call.cancel()
 
     def _who(self) -> str:
@@ -99,3 +108,16 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _feed(call: Any, requests: AsyncIterator[Message]) -> None:
+    """Write each request as it comes; a call that is over says so to its reader."""
+    try:
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return
+    except Exception:
+        call.cancel()  # wakes the reader, who raises it
+        raise

@@ -13,6 +13,7 @@ import pytest
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
+from dataloader_svc import faultpoint
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
@@ -223,6 +224,23 @@ def test_a_restarted_planner_goes_on_and_readers_keep_their_session(tmp_path):
         reference = await unbroken.plans(1, 0, 7)
         await unbroken.end()
         assert [plan.record for plan in reference] == [plan.record for plan in [*before, *after[2:]]]
+
+    scenario(body, tmp_path)
+
+
+def test_a_mistake_on_the_way_from_demand_to_log_ends_the_role(tmp_path, monkeypatch):
+    """It happens in the task that hears what a reader wants, which nobody awaits."""
+    monkeypatch.setattr(faultpoint, "_counts", {})
+    monkeypatch.setenv("DATALOADER_FAULT", "planner.plan_made:raise:3")
+
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        session = (await world.join()).session
+        await world.plans(session, 0, 1)
+        with pytest.raises(PeerError, match="the planner is stopping; it will be back"):
+            await world.plans(session, 2, 2)
+        assert isinstance(world.planner.failed.exception(), RuntimeError)
 
     scenario(body, tmp_path)
 

@@ -114,6 +114,43 @@ def test_calls_frames_and_streams() -> None:
     asyncio.run(scenario())
 
 
+def test_a_stream_whose_server_goes_leaves_no_task() -> None:
+    """The reader hears of it while the requests wait for more; nothing goes on waiting after that."""
+
+    async def scenario() -> None:
+        server, address = await start_server({methods.PLANNER: Planner()}, "127.0.0.1:0")
+
+        async def demands() -> AsyncIterator[planner_service_pb2.PlanDemand]:
+            yield planner_service_pb2.PlanDemand(up_to=1)
+            await asyncio.Event().wait()
+
+        async with Peer(address, "planner") as peer:
+            with pytest.raises(PeerError, match=f"planner at {address}"):
+                async for plan in peer.stream(methods.PLANS, demands()):
+                    assert plan.step == 1
+                    await server.stop(None)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_fail_end_the_stream() -> None:
+    async def scenario() -> None:
+        server, address = await start_server({methods.PLANNER: Planner()}, "127.0.0.1:0")
+
+        async def demands() -> AsyncIterator[planner_service_pb2.PlanDemand]:
+            yield planner_service_pb2.PlanDemand(up_to=1)
+            raise ZeroDivisionError
+
+        async with Peer(address, "planner") as peer:
+            with pytest.raises(ZeroDivisionError):
+                async for _ in peer.stream(methods.PLANS, demands()):
+                    pass
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_not_ours_is_internal_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         server, address = await start_server(
