@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import Progress
 
 from dataloader_client import Batch, Mesh
 from dataloader_svc.cli.meshes import MeshType, Ranks, Step, ranks, short
@@ -25,7 +24,7 @@ from dataloader_svc.cli.output import (
     examples,
     json_option,
     print_json,
-    progress_console,
+    progress_bars,
     table,
 )
 from dataloader_svc.cli.preflight import load_checked
@@ -98,7 +97,7 @@ def command(config: Path, steps: int, meshes: tuple[Mesh, ...], *, as_json: bool
     meshes = meshes or (Mesh(dp=1), Mesh(dp=2), Mesh(dp=4))
     runs: list[MeshRun] = []
     findings: list[Finding] = []
-    with Progress(console=progress_console(), transient=True) as progress:
+    with progress_bars() as progress:
         for mesh in meshes:
             task = progress.add_task(f"mesh {short(mesh)}", total=steps)
             run = run_mesh(loaded, mesh, steps, partial(progress.advance, task))

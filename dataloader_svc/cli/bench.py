@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import psutil
-from rich.progress import Progress
 
 from dataloader_client import Mesh
 from dataloader_svc.cli.meshes import MeshType, ranks, short
@@ -23,7 +22,7 @@ from dataloader_svc.cli.output import (
     examples,
     json_option,
     print_json,
-    progress_console,
+    progress_bars,
     table,
 )
 from dataloader_svc.cli.preflight import load_checked
@@ -92,7 +91,7 @@ def command(
     with tempfile.TemporaryDirectory(prefix="dataloader-bench-") as scratch:
         folder = Path(scratch)
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'bench.db'}")
-        with Progress(console=progress_console(), transient=True) as progress, Job(spec) as job:
+        with progress_bars() as progress, Job(spec) as job:
             task = progress.add_task("warming up", total=warmup + steps)
             figures = _measure(job, mesh, steps, warmup, compute, partial(progress.advance, task))
     if as_json:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from dataloader_svc.cli.output import (
@@ -18,7 +17,7 @@ from dataloader_svc.cli.output import (
     examples,
     json_option,
     print_json,
-    progress_console,
+    progress_bars,
     table,
 )
 from dataloader_svc.cli.preflight import preflight
@@ -50,7 +49,7 @@ def command(config: Path, rows: int, *, as_json: bool) -> int:
     reports: dict[str, SourceReport] = {}
     if found.loaded is not None:
         names = [name for name in found.loaded.config.sources if name not in found.unusable]
-        with Progress(console=progress_console(), transient=True) as bars, ThreadPoolExecutor(2) as pool:
+        with progress_bars() as bars, ThreadPoolExecutor(2) as pool:
             for name in names:
                 rule = found.rules.get(name)
                 reports[name], wrong = survey(found.loaded, name, rule, rows, bars, pool)

@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import click
-from rich.progress import Progress
 
 from dataloader_client import Coords, Mesh, MeshMismatchError
 from dataloader_svc.cli.explain_view import (
@@ -23,7 +22,7 @@ from dataloader_svc.cli.output import (
     examples,
     json_option,
     print_json,
-    progress_console,
+    progress_bars,
 )
 from dataloader_svc.cli.plan_log import NoPlans, PlanLog
 from dataloader_svc.cli.rows import find_rows
@@ -82,7 +81,7 @@ def explain(
     strategy = Strategy.of(config)
     placement = place(plan, _size(mesh), strategy)
     names = sorted({plan.sources[number] for number in plan.pieces.source.tolist()})
-    with Progress(console=progress_console(), transient=True) as progress:
+    with progress_bars() as progress:
         rows = find_rows(loaded, plan.state, names, progress)
     notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
     if generation.config_hash != config_hash(config, loaded.base_dir):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +42,12 @@ def console() -> Console:
 def progress_console() -> Console:
     """Where progress and notes go: stderr."""
     return Console(stderr=True, highlight=False)
+
+
+def progress_bars() -> Progress:
+    """Bars on stderr that vanish when done; nothing at all where nobody watches."""
+    shown = progress_console()
+    return Progress(console=shown, transient=True, disable=not shown.is_terminal)
 
 
 def print_json(value: Any) -> None:

@@ -1,7 +1,8 @@
-"""What can be known to be wrong before a process is started: everything that needs no data to be read.
+"""What can be known to be wrong before a process is started: everything that needs no rows to be read.
 
-`serve`, `bench`, `preview` and `audit` stop here with all problems at once; `check` goes on and reads, by the
-rules that were resolved here: a tokenizer takes seconds to load, so it is loaded once.
+`serve`, `bench`, `preview` and `audit` stop here with all problems at once, and have every source indexed
+here, where a person sees how far it is: the processes find the indexes in the cache. `check` goes on and
+reads, by the rules that were resolved here: a tokenizer takes seconds to load, so it is loaded once.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from dataloader_svc import storage
+from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigProblems, DataloaderError
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.sources.base import SOURCES
+from dataloader_svc.sources.index import build_index
 from dataloader_svc.transforms.text import Tokenizer
 
 
@@ -37,11 +40,34 @@ class Preflight:
 
 
 def load_checked(path: Path) -> LoadedConfig:
-    """A configuration without known problems; raises ConfigProblems with all of them."""
+    """A configuration without known problems, its sources indexed; ConfigProblems names all there are."""
     found = preflight(path)
     if found.problems or found.loaded is None:
         raise ConfigProblems(list(found.problems))
+    problems = _index(found.loaded)
+    if problems:
+        raise ConfigProblems(problems)
     return found.loaded
+
+
+def _index(loaded: LoadedConfig) -> list[str]:
+    """Index every source, with progress where it takes time; what is wrong, a line each."""
+    config, problems = loaded.config, []
+    with progress_bars() as progress:
+        for name, source in config.sources.items():
+            bar = progress.add_task(f"indexing {name}", total=None)
+            try:
+                build_index(
+                    name,
+                    source,
+                    loaded.base_dir,
+                    loaded.base_dir / config.index_cache,
+                    lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
+                )
+            except DataloaderError as error:
+                problems.append(loaded.problem(("sources", name), str(error)))
+            progress.remove_task(bar)
+    return problems
 
 
 def preflight(path: Path) -> Preflight:

@@ -21,7 +21,7 @@ from dataloader_svc.cli.output import (
     examples,
     json_option,
     print_json,
-    progress_console,
+    progress_bars,
 )
 from dataloader_svc.cli.plan_log import PlanLog
 from dataloader_svc.cli.preflight import load_checked
@@ -78,7 +78,7 @@ def command(config: Path, count: int, step: int, html: Path | None, documents: i
     loaded = load_checked(config)
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html {html}: there is no folder {html.parent}")
-    with Progress(console=progress_console(), transient=True) as progress:
+    with progress_bars() as progress:
         view = step_view(loaded, step, count, progress)
     if html is not None:
         page = render_page(view, version=__version__, source_file=str(config))

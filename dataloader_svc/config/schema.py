@@ -249,7 +249,12 @@ class LlmCostConfig(Model):
 class EncoderCostConfig(Model):
     """Predicted time in the media encoder."""
 
-    patches: float = Field(default=1.0, ge=0, description="Cost of one patch, in the LLM cost's unit.")
+    patches: float = Field(
+        default=1.0,
+        ge=0,
+        description="Cost of one patch, in 10^9 operations of a forward pass, the unit of the presets: "
+        "two for each billion weights of the encoder, so 1 for one of 0.5 billion.",
+    )
 
 
 class Cost(Model):

@@ -134,18 +134,28 @@ def test_a_second_serve_says_who_has_it_and_a_successor_does_not_wait(config: Pa
         assert third.address != first.address
 
 
-def test_sources_that_can_not_be_opened_stop_the_job_for_the_trainer_too(
-    data: Path, config: Path, tmp_path: Path
-) -> None:
+def test_sources_that_can_not_be_opened(data: Path, config: Path, tmp_path: Path) -> None:
+    """Found before anything is started; when they go bad after that, the trainer is told."""
     values = job_values(data)
-    (tmp_path / "garbage.tar").write_bytes(b"\x01" * 4096)
-    values["sources"]["photos"]["path"] = str(tmp_path / "garbage.tar")
+    tar = tmp_path / "photos.tar"
+    values["sources"]["photos"]["path"] = str(tar)
+    write_config(config, values)
+    tar.write_bytes(b"\x01" * 4096)
+    result = run_cli("serve", config, "--address", "127.0.0.1:0")
+    assert result.returncode == 2
+    assert f"{config}:" in result.stderr
+    assert "sources.photos: source 'photos'" in result.stderr
+    assert "photos.tar" in result.stderr
+    assert "Traceback" not in result.stderr
+
+    tar.write_bytes(next((data / "photos").glob("*.tar")).read_bytes())
     with (
-        serve(write_config(config, values)) as served,
-        pytest.raises(DataStoppedError, match=r"source 'photos'[\s\S]*garbage\.tar"),
-        DataServiceLoader(served.address) as loader,
+        serve(config) as served,
+        pytest.raises(DataStoppedError, match=r"source 'photos'[\s\S]*photos\.tar"),
     ):
-        next(loader)
+        tar.write_bytes(b"\x01" * 4096)
+        with DataServiceLoader(served.address) as loader:
+            next(loader)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
