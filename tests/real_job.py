@@ -254,13 +254,17 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
 
 
 def marked_processes() -> list[psutil.Process]:
-    """Processes that this test run has started and that still live, zombies of ours aside."""
+    """Processes that this test run has started and that still live.
+
+    Zombies of ours aside, and the standard library's resource tracker, which ends with this process.
+    """
     found = []
     mark = os.environ[RUN_MARK]
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get(RUN_MARK) == mark:
+            tracker = any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+            if alive and not tracker and process.environ().get(RUN_MARK) == mark:
                 found.append(process)
     return found
 

@@ -1,7 +1,8 @@
 import json
-import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,21 +124,23 @@ def test_a_cache_that_can_not_be_written_is_only_slow(source, tmp_path, counted)
     assert build(source, tmp_path, cache=None).warnings == ()
 
 
-def _digest_of(source_json, base, queue):
-    source = Source.model_validate_json(source_json)
-    queue.put(build_index("s", source, Path(base), Path(base) / "cache").digest)
+_BUILD = """
+import sys
+from pathlib import Path
+from dataloader_svc.config.schema import Source
+from dataloader_svc.sources.index import build_index
+base = Path(sys.argv[2])
+print(build_index("s", Source.model_validate_json(sys.argv[1]), base, base / "cache").digest)
+"""
 
 
 def test_several_processes_at_once(source, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    arguments = (source.model_dump_json(), str(tmp_path), queue)
-    processes = [context.Process(target=_digest_of, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    digests = {queue.get(timeout=60) for _ in processes}
-    for process in processes:
-        process.join()
+    command = [sys.executable, "-c", _BUILD, source.model_dump_json(), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(3)
+    ]
+    digests = {process.communicate(timeout=120)[0].strip() for process in processes}
     assert digests == {build(source, tmp_path).digest}
     assert build(source, tmp_path).warnings == ()
 
