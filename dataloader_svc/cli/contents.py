@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import IGNORED_LABEL, Batch
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, from_patches
 
 Kind = Literal["image", "video"]

@@ -38,7 +38,7 @@ from dataloader_svc.planner.mixture import Schedule
 from dataloader_svc.planner.place import Strategy
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.store.open import open_store
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule
 
 
@@ -147,7 +147,7 @@ def _view(
     bare = sequences_of(plan, Strategy.of(config), rows.row)
     shown = spread_over(count, len(bare))
     wanted: set[PieceKey] = {piece.key for number in shown for piece in bare[number].pieces}
-    tokenizer = Tokenizer.load(loaded.base_dir / config.tokenizer, config.tokenizer_backend)
+    tokenizer = Tokenizer.of(config, loaded.base_dir)
     contents = read_contents(batches, wanted, tokenizer, VisionRule(**config.images.model_dump()))
     sequences = sequences_of(plan, Strategy.of(config), rows.row, contents)
     weights = Schedule.of(config.mixture.schedule, plan.sources).weights(plan.step)

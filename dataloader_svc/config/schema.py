@@ -84,6 +84,31 @@ class VideoFields(Model):
         return self
 
 
+TokenizerBackend = Literal["auto", "fastokens", "tokenizers", "sentencepiece", "tiktoken"]
+
+
+class TokenizerOptions(Model):
+    """What a tokenizer's file doesn't say: of `.tiktoken` files, and of vocab.json with merges.txt."""
+
+    preset: str | None = Field(
+        default=None,
+        description="A known way to cut text, with its control tokens: gpt2, cl100k, o200k, qwen, qwen2.",
+    )
+    pattern: str | None = Field(
+        default=None, description="Regular expression that cuts text before pairs are merged, instead."
+    )
+    special_tokens: dict[str, int] | list[str] | None = Field(
+        default=None,
+        description="Control tokens and their ids; a list is numbered from the end of the vocabulary on.",
+    )
+
+    def numbered(self, first: int) -> dict[str, int] | None:
+        """Word -> id, where a list begins at id `first`; None where nothing is said."""
+        if isinstance(self.special_tokens, list):
+            return {word: first + number for number, word in enumerate(self.special_tokens)}
+        return self.special_tokens
+
+
 class Shuffle(Model):
     """How far apart neighbours of a file end up."""
 
@@ -100,6 +125,9 @@ class Source(Model):
     format: str = Field(description="A registered format: parquet, webdataset, jsonl.")
     path: str | list[str] = Field(
         description="File, glob or brace pattern ({0000..0031}), or a list of them. Relative to this file."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The format's own options; `dataloader-svc formats` lists them."
     )
     text: str | None = Field(default=None, description="Field with the text.")
     messages: str | None = Field(
@@ -130,6 +158,11 @@ class Source(Model):
     )
     chat_template: str | None = Field(
         default=None, description="Jinja file for `messages`; default: the tokenizer's own."
+    )
+    control_words: bool = Field(
+        default=False,
+        description="true: control words typed in the text (`<|endoftext|>`) become control tokens. For text "
+        "that you trust; otherwise they stay text.",
     )
     extent: Bytes = Field(
         default=2**20,
@@ -317,9 +350,23 @@ class Config(Model):
 
     job: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name; also names the state file.")
     seed: int = Field(default=0, ge=0, description="Every order and draw of the job follows from it.")
-    tokenizer: str = Field(description="A tokenizers JSON file, or a folder that holds tokenizer.json.")
-    tokenizer_backend: Literal["auto", "fastokens", "tokenizers"] = Field(
-        default="auto", description="auto: fastokens where it gives the same ids as tokenizers."
+    tokenizer: str = Field(
+        description="A tokenizers JSON, SentencePiece, tiktoken or tekken file, or a Hugging Face folder."
+    )
+    tokenizer_backend: TokenizerBackend = Field(
+        default="auto",
+        description="The library that encodes. auto: fastokens where it gives the same ids as the library "
+        "that defines them (tokenizers, sentencepiece, tiktoken), on hard strings and on the sources.",
+    )
+    tokenizer_options: TokenizerOptions = Field(
+        default_factory=lambda: TokenizerOptions(), description="What the tokenizer's file doesn't say."
+    )
+    tokenizer_verify: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="Share of the documents that fastokens encodes to encode again with the library that "
+        "defines the ids; a difference is an incident.",
     )
     sequence_length: int = Field(gt=1, description="Most tokens of a packed sequence.")
     global_batch: GlobalBatch = Field(description="Size of a step.")

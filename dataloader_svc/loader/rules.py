@@ -15,7 +15,7 @@ from dataloader_svc.media.base import MediaReader
 from dataloader_svc.transforms.base import IMAGE, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule
 
 

@@ -29,7 +29,7 @@ from dataloader_svc.registry import nearest
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class LoaderService:
 
     def _load_rules(self) -> dict[str, SampleRule]:
         config = self._config
-        tokenizer = Tokenizer.load(self._base_dir / config.tokenizer, config.tokenizer_backend)
+        tokenizer = Tokenizer.of(config, self._base_dir)
         rules = {}
         for name in config.sources:
             try:

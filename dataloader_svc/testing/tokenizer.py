@@ -6,7 +6,10 @@ ordinary added token, and a chat template. Every string survives encoding and de
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
@@ -55,3 +58,45 @@ def make_tokenizer(folder: Path) -> Path:
     settings = {"bos_token": {"content": BOS}, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def byte_pair_ranks(folder: Path) -> dict[bytes, int]:
+    """The vocabulary of `make_tokenizer(folder)` as tiktoken has it: bytes -> rank."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    # GPT-2's table: printable bytes stand for themselves, the others for characters from 256 on.
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(byte): byte for byte in plain}
+    byte_of |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in plain)}
+    return {bytes(byte_of[c] for c in word): rank for word, rank in document["model"]["vocab"].items()}
+
+
+def write_ranks(file: Path, ranks: Mapping[bytes, int]) -> Path:
+    """A `.tiktoken` file."""
+    file.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()))
+    return file
+
+
+def make_sentencepiece(file: Path) -> Path:
+    """A SentencePiece BPE model: bytes, control `[INST]`, user-defined `<keep>` and `<|bar|>`.
+
+    Needs the package sentencepiece.
+    """
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_CORPUS * 4),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=360,
+        byte_fallback=True,
+        character_coverage=1.0,
+        control_symbols=["[INST]"],
+        user_defined_symbols=["<keep>", "<|bar|>"],
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    file.write_bytes(model.getvalue())
+    return file

@@ -56,7 +56,8 @@ class MediaSizes:
 class RowColumns:
     """What `document.assemble` needs of a block's n rows: exactly one of `texts` and `messages` is set.
 
-    bad    rows that are out already; their values are ignored
+    bad       rows that are out already; their values are ignored
+    compare   bool (n,), or None for none: rows whose text is encoded again by the tokenizer's reference
     """
 
     num_rows: int
@@ -64,6 +65,7 @@ class RowColumns:
     texts: Sequence[str | None] | None = None
     messages: Sequence[object] | None = None
     bad: Mapping[int, BadSample] = field(default_factory=dict)
+    compare: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Documents:
     media_index    int64 (k,)    which medium of `MediaSizes`
     media_start    int32 (k,)    its first placeholder, in the document
     bad            row -> why; those of `RowColumns.bad` and the ones found here
+    compared       documents that were encoded a second time, by the reference
+    differing      row -> what is different, of those
     """
 
     ids: NDArray[np.int32]
@@ -86,3 +90,5 @@ class Documents:
     media_index: NDArray[np.int64]
     media_start: NDArray[np.int32]
     bad: Mapping[int, BadSample]
+    compared: int = 0
+    differing: Mapping[int, str] = field(default_factory=dict)

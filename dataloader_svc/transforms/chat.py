@@ -29,7 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dataloader_svc.errors import BadSample, ConfigError, Reason
 from dataloader_svc.transforms.base import MEDIA_KINDS, Part
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 ASSISTANT = "assistant"
 

@@ -12,9 +12,8 @@ aside, is a bad sample. A medium is a run of its kind's token, as long as its he
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,14 @@ from dataloader_svc.config.schema import Config, Source
 from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO, Documents, Part, RowColumns
 from dataloader_svc.transforms.chat import ChatTemplate
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.encode import Segments, differences, encode
+from dataloader_svc.transforms.plain_text import NO_TOKENS, NO_UNICODE, assemble_plain, blank, text_problem
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 _TEXT, _CONTROL, _MEDIUM = 0, 1, 2
+
+_START, _BEHIND_TOKEN, _BEHIND_TEXT = 0, 1, 2
+"""Where a text segment stands: at the document's start, behind a control token or medium, behind text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class DocumentRule:
     media_tokens   id of the image and of the video placeholder; -1 where there is none
     markers        string of each kind that the source maps, in a text
     chat           the template, where rows are messages
+    control_words  control words typed in the data are control tokens, not text
     """
 
     eos: int
@@ -43,6 +48,7 @@ class DocumentRule:
     media_tokens: tuple[int, int] = (-1, -1)
     markers: tuple[tuple[str, int], ...] = ()
     chat: ChatTemplate | None = None
+    control_words: bool = False
 
     @classmethod
     def of(
@@ -59,6 +65,7 @@ class DocumentRule:
             media_tokens=(image, video),
             markers=tuple((markers[kind], kind) for kind in mapped),
             chat=chat,
+            control_words=source.control_words,
         )
 
 
@@ -74,10 +81,12 @@ class _Parts:
     target: list[int] = field(default_factory=list)
     row_ends: list[int] = field(default_factory=list)
     segments: list[str] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
-    def text(self, text: str, target: bool) -> None:
+    def text(self, text: str, target: bool, place: int) -> None:
         self._add(_TEXT, len(self.segments), target)
         self.segments.append(text)
+        self.places.append(place)
 
     def control(self, token: int, target: bool) -> None:
         self._add(_CONTROL, token, target)
@@ -92,7 +101,8 @@ class _Parts:
 
     def cut(self, length: int, segments: int) -> None:
         """Forget what was added beyond these sizes: the row turned out bad."""
-        del self.kind[length:], self.value[length:], self.target[length:], self.segments[segments:]
+        del self.kind[length:], self.value[length:], self.target[length:]
+        del self.segments[segments:], self.places[segments:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,64 +112,28 @@ class _PartColumns:
     target: NDArray[np.uint8]
     row_offsets: NDArray[np.int64]
     segments: list[str]
+    places: NDArray[np.uint8]
 
 
 def assemble(tokenizer: Tokenizer, rule: DocumentRule, rows: RowColumns) -> Documents:
     """Documents of a block's rows. A row that can't be one stands in `bad` of the result."""
     bad = dict(rows.bad)
-    if rows.texts is not None and not rule.markers:
-        parts = _plain_parts(rows.texts, rule, bad)
-    else:
-        parts = _general_parts(rows, rule, bad)
+    if rows.texts is not None and not rule.markers and not rule.control_words:
+        return assemble_plain(tokenizer, rule.eos, rule.bos, rows, bad)
+    parts = _general_parts(tokenizer, rows, rule, bad)
     return _join(tokenizer, rule, rows, parts, bad)
 
 
-def _blank(text: str) -> bool:
-    return not text or text.isspace()
-
-
-def _check_text(text: object) -> BadSample | None:
-    if text is None:
-        return BadSample(Reason.MISSING_FIELD, "text is null")
-    if not isinstance(text, str):
-        return BadSample(Reason.WRONG_TYPE, f"text is {type(text).__name__}, not a string")
-    return BadSample(Reason.EMPTY_TEXT, "text is empty or blank") if _blank(text) else None
-
-
-def _plain_parts(texts: Sequence[Any], rule: DocumentRule, bad: dict[int, BadSample]) -> _PartColumns:
-    """Of texts without media: [bos] text eos for each good row, laid out without a loop over parts."""
-    # The one loop over rows: blocks of short texts have some 100,000, so it asks as little as it can.
-    odd = [row for row, text in enumerate(texts) if not isinstance(text, str) or not text or text.isspace()]
-    for row in odd:
-        if row not in bad and (problem := _check_text(texts[row])):
-            bad[row] = problem
-    segments = [text for row, text in enumerate(texts) if row not in bad] if bad else list(texts)
-    good = np.ones(len(texts), bool)
-    good[list(bad)] = False
-    has_bos = rule.bos is not None
-    # axes: (good rows, parts of a row)
-    shape = (len(segments), 2 + has_bos)
-    kind = np.full(shape, _CONTROL, np.uint8)
-    value = np.full(shape, rule.eos, np.int64)
-    target = np.ones(shape, np.uint8)
-    kind[:, -2] = _TEXT
-    value[:, -2] = np.arange(len(segments))
-    if rule.bos is not None:
-        value[:, 0] = rule.bos
-        target[:, 0] = 0
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(good * shape[1], out=offsets[1:])
-    return _PartColumns(kind.reshape(-1), value.reshape(-1), target.reshape(-1), offsets, segments)
-
-
-def _general_parts(rows: RowColumns, rule: DocumentRule, bad: dict[int, BadSample]) -> _PartColumns:
+def _general_parts(
+    tokenizer: Tokenizer, rows: RowColumns, rule: DocumentRule, bad: dict[int, BadSample]
+) -> _PartColumns:
     parts = _Parts()
-    pattern = re.compile("|".join(f"({re.escape(marker)})" for marker, _ in rule.markers) or r"(?!)")
+    cutter = _Cutter.of(rule, tokenizer)
     for row in range(rows.num_rows):
         before = len(parts.kind), len(parts.segments)
         if row not in bad:
             try:
-                _row_parts(parts, pattern, rule, rows, row)
+                _row_parts(parts, cutter, rows, row)
             except BadSample as problem:
                 bad[row] = problem
                 parts.cut(*before)
@@ -170,11 +144,13 @@ def _general_parts(rows: RowColumns, rule: DocumentRule, bad: dict[int, BadSampl
         np.array(parts.target, np.uint8),
         np.array([0, *parts.row_ends], np.int64),
         parts.segments,
+        np.array(parts.places, np.uint8),
     )
 
 
-def _row_parts(out: _Parts, pattern: re.Pattern[str], rule: DocumentRule, rows: RowColumns, row: int) -> None:
+def _row_parts(out: _Parts, cutter: _Cutter, rows: RowColumns, row: int) -> None:
     """Add the parts of one row. Raises BadSample."""
+    rule = cutter.rule
     first, last = rows.media.offsets[row], rows.media.offsets[row + 1]
     kinds = rows.media.kind[first:last]
     media = [[int(first + i) for i in np.flatnonzero(kinds == kind)] for kind in (IMAGE, VIDEO)]
@@ -183,26 +159,30 @@ def _row_parts(out: _Parts, pattern: re.Pattern[str], rule: DocumentRule, rows: 
             raise BadSample(Reason.MISSING_FIELD, f"the row has no {MEDIA_KINDS[kind]}")
     if rows.texts is not None:
         text = rows.texts[row]
-        problem = _check_text(text)
+        problem = text_problem(text)
         if problem or text is None:
             raise problem or AssertionError("a null text is a problem")
-        if _blank(pattern.sub("", text)):
+        if blank(cutter.pattern.sub("", text)):
             raise BadSample(Reason.EMPTY_TEXT, "text is blank but for markers")
         source = [Part(text, -1, typed=True, target=True)]
     else:
         assert rows.messages is not None
         assert rule.chat is not None
         source = rule.chat.parts(rows.messages[row])
-    pieces = _place_media(source, pattern, rule, media)
-    if rule.bos is not None and not (pieces and pieces[0] == (rule.bos, False)):
+    pieces = _place_media(source, cutter, media)
+    if rule.bos is not None and not (pieces and pieces[0][0] == rule.bos):
         out.control(rule.bos, target=False)
+    place = (
+        _START  # our own start token does not count: the reference puts it there after it has cut the text
+    )
     for piece, target in pieces:
         if isinstance(piece, str):
-            out.text(piece, target)
+            out.text(piece, target, place)
         elif isinstance(piece, _Medium):
             out.medium(piece.index)
         else:
             out.control(piece, target)
+        place = _BEHIND_TEXT if isinstance(piece, str) else _BEHIND_TOKEN
     if not _ends_with(pieces, rule.eos):
         # The end of a chat is learnt only where it ends the assistant's turn; of a text, always.
         out.control(rule.eos, target=rows.texts is not None or pieces[-1][1])
@@ -217,9 +197,50 @@ _Piece = tuple[str | int | _Medium, bool]
 """Text, control token or medium; and whether it is a target."""
 
 
-def _place_media(
-    source: list[Part], pattern: re.Pattern[str], rule: DocumentRule, media: list[list[int]]
-) -> list[_Piece]:
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    """Cuts parts at media markers and, where the source says so, at control words.
+
+    pattern   of the markers, a group each
+    split     typed text at its control words
+    """
+
+    rule: DocumentRule
+    pattern: re.Pattern[str]
+    split: Callable[[str], Sequence[str | int]]
+
+    @classmethod
+    def of(cls, rule: DocumentRule, tokenizer: Tokenizer) -> _Cutter:
+        markers = "|".join(f"({re.escape(marker)})" for marker, _ in rule.markers)
+        split = tokenizer.split_control if rule.control_words else lambda text: [text]
+        return cls(rule, re.compile(markers or r"(?!)"), split)
+
+    def cut(self, part: Part) -> list[str | int | _Medium]:
+        """Here a `_Medium` holds the kind. A template may write a medium's own token."""
+        if part.text is None:
+            return [self._token(part.token)]
+        if not part.typed:
+            return [part.text]
+        found: list[str | int | _Medium] = []
+        at = 0
+        for match in self.pattern.finditer(part.text):
+            found += self._typed(part.text[at : match.start()])
+            assert match.lastindex is not None
+            found.append(_Medium(self.rule.markers[match.lastindex - 1][1]))
+            at = match.end()
+        return found + self._typed(part.text[at:])
+
+    def _typed(self, text: str) -> list[str | int | _Medium]:
+        if not text:
+            return []
+        return [piece if isinstance(piece, str) else self._token(piece) for piece in self.split(text)]
+
+    def _token(self, token: int) -> int | _Medium:
+        media = self.rule.media_tokens
+        return _Medium(media.index(token)) if token in media else token
+
+
+def _place_media(source: list[Part], cutter: _Cutter, media: list[list[int]]) -> list[_Piece]:
     """`source` with media in place of their markers, or in front of the first typed text."""
     pieces: list[_Piece] = []
     markers = [0, 0]
@@ -228,7 +249,7 @@ def _place_media(
     for part in source:
         if part.typed and not seen_typed:
             front, seen_typed = len(pieces), True
-        for piece in _cut(part, pattern, rule):
+        for piece in cutter.cut(part):
             if isinstance(piece, _Medium):
                 kind = piece.index
                 number, markers[kind] = markers[kind], markers[kind] + 1
@@ -245,27 +266,6 @@ def _place_media(
             raise BadSample(Reason.MARKER_MISMATCH, f"{markers[kind]} {name} markers for {wanted} {name}s")
     pieces[front:front] = unplaced
     return _merged(pieces)
-
-
-def _cut(part: Part, pattern: re.Pattern[str], rule: DocumentRule) -> list[str | int | _Medium]:
-    """A part at its markers; here a `_Medium` holds the kind. A template may write a medium's own token."""
-    if part.text is None:
-        if part.token in rule.media_tokens:
-            return [_Medium(rule.media_tokens.index(part.token))]
-        return [part.token]
-    if not part.typed:
-        return [part.text]
-    found: list[str | int | _Medium] = []
-    at = 0
-    for match in pattern.finditer(part.text):
-        if match.start() > at:
-            found.append(part.text[at : match.start()])
-        assert match.lastindex is not None
-        found.append(_Medium(rule.markers[match.lastindex - 1][1]))
-        at = match.end()
-    if at < len(part.text):
-        found.append(part.text[at:])
-    return found
 
 
 def _merged(pieces: list[_Piece]) -> list[_Piece]:
@@ -295,12 +295,15 @@ def _join(
     tokenizer: Tokenizer, rule: DocumentRule, rows: RowColumns, parts: _PartColumns, bad: dict[int, BadSample]
 ) -> Documents:
     """One call of the tokenizer, and every array of the block from the parts' lengths."""
-    tokens, segment_offsets, broken = _encode(tokenizer, parts.segments)
+    segments = encode(tokenizer, parts.segments, _inner(tokenizer, parts))
     is_text, is_medium = parts.kind == _TEXT, parts.kind == _MEDIUM
+    row_of = np.repeat(np.arange(rows.num_rows), np.diff(parts.row_offsets))
     length = np.ones(len(parts.kind), np.int64)
-    length[is_text] = np.diff(segment_offsets)
+    length[is_text] = np.diff(segments.offsets)
     length[is_medium] = rows.media.tokens[parts.value[is_medium]]
-    _drop_broken(rows.num_rows, parts, length, is_text, broken, bad)
+    out = _rows_without_text(rows.num_rows, row_of[is_text], length[is_text], segments.broken, bad)
+    out &= np.diff(parts.row_offsets) > 0
+    length[out[row_of]] = 0
 
     ends = np.zeros(len(length) + 1, np.int64)
     np.cumsum(length, out=ends[1:])
@@ -308,11 +311,14 @@ def _join(
     fill = np.where(is_medium, -1, parts.value)
     fill[is_medium] = np.array(rule.media_tokens)[rows.media.kind[parts.value[is_medium]]]
     ids = np.repeat(fill.astype(np.int32), length)
+    kept = ~out[row_of[is_text]]
+    tokens = segments.ids if kept.all() else segments.ids[np.repeat(kept, np.diff(segments.offsets))]
     ids[np.repeat(is_text, length)] = tokens
 
     media = np.flatnonzero(is_medium & (length > 0))
     media_row = np.searchsorted(parts.row_offsets, media, side="right") - 1
     media_offsets = np.searchsorted(media, parts.row_offsets).astype(np.int32)
+    compared, differing = _compare(tokenizer, rows, segments, row_of[is_text], kept)
     return Documents(
         ids=ids,
         id_offsets=id_offsets,
@@ -321,51 +327,48 @@ def _join(
         media_index=parts.value[media],
         media_start=(ends[media] - id_offsets[media_row]).astype(np.int32),
         bad=bad,
+        compared=compared,
+        differing=differing,
     )
 
 
-def _encode(
-    tokenizer: Tokenizer, segments: list[str]
-) -> tuple[NDArray[np.int32], NDArray[np.int64], list[int]]:
-    """Ids and offsets of all segments, and the segments that no tokenizer takes (given no tokens)."""
-    try:
-        return *tokenizer.encode_batch(segments), []
-    except (UnicodeEncodeError, TypeError):
-        broken = [i for i, segment in enumerate(segments) if not _is_unicode(segment)]
-        if not broken:
-            raise
-    segments = segments.copy()
-    for i in broken:
-        segments[i] = ""
-    return *tokenizer.encode_batch(segments), broken
+def _inner(tokenizer: Tokenizer, parts: _PartColumns) -> NDArray[np.bool_] | None:
+    """Segments that the reference would put no space in front of, were the document one text."""
+    if tokenizer.prefix == "never":
+        return None
+    return parts.places > (_START if tokenizer.prefix == "first" else _BEHIND_TOKEN)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _drop_broken(
+def _rows_without_text(
     num_rows: int,
-    parts: _PartColumns,
-    length: NDArray[np.int64],
-    is_text: NDArray[np.bool_],
-    broken: list[int],
+    segment_row: NDArray[np.int64],
+    segment_length: NDArray[np.int64],
+    broken: tuple[int, ...],
     bad: dict[int, BadSample],
-) -> None:
-    """Take rows out whose text is no Unicode or gave no token: their parts' lengths become 0, in place."""
-    row_of = np.repeat(np.arange(num_rows), np.diff(parts.row_offsets))
-    text_tokens = np.bincount(row_of[is_text], weights=length[is_text], minlength=num_rows)
-    has_parts = np.diff(parts.row_offsets) > 0
-    out = has_parts & (text_tokens == 0)
+) -> NDArray[np.bool_]:
+    """Rows whose text gave no token or is no Unicode, bool (num_rows,); the reason is added to `bad`."""
+    out: NDArray[np.bool_] = np.bincount(segment_row, weights=segment_length, minlength=num_rows) == 0
     for row in np.flatnonzero(out).tolist():
-        bad[row] = BadSample(Reason.EMPTY_TEXT, "the tokenizer makes nothing of the text")
-    if broken:
-        in_broken = is_text & np.isin(parts.value, broken)
-        for row in np.unique(row_of[in_broken]).tolist():
-            out[row] = True
-            bad[row] = BadSample(Reason.BAD_RECORD, "text holds half a surrogate pair: it is no Unicode")
-    length[out[row_of]] = 0
+        bad.setdefault(row, NO_TOKENS)
+    for row in np.unique(segment_row[list(broken)]).tolist():
+        out[row] = True
+        bad[row] = NO_UNICODE
+    return out
+
+
+def _compare(
+    tokenizer: Tokenizer,
+    rows: RowColumns,
+    segments: Segments,
+    segment_row: NDArray[np.int64],
+    kept: NDArray[np.bool_],
+) -> tuple[int, dict[int, str]]:
+    """Documents compared with the tokenizer's reference, and row -> difference."""
+    if rows.compare is None:
+        return 0, {}
+    chosen = np.flatnonzero(rows.compare[segment_row] & kept)
+    found = differences(tokenizer, segments, chosen)
+    differing: dict[int, str] = {}
+    for segment, what in found.items():
+        differing.setdefault(int(segment_row[segment]), what)
+    return len(np.unique(segment_row[chosen])), differing

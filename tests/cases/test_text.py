@@ -23,7 +23,7 @@ from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 DATA = Path(__file__).parent / "data"
 

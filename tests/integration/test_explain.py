@@ -14,7 +14,7 @@ import pytest
 
 from dataloader_client import Batch, Coords, DataServiceLoader, Mesh
 from dataloader_svc.testing.tokenizer import EOS
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from real_job import job_values, run_cli, serve, write_config
 
 MESH = Mesh(dp=2, cp=2)

@@ -21,7 +21,7 @@ import pytest
 from dataloader_client import Batch, DataServiceLoader, Mesh
 from dataloader_client.errors import StateMismatchError
 from dataloader_svc.testing.tokenizer import make_tokenizer
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from reading import take_step
 from real_job import job_values, serve, write_config
 

@@ -9,7 +9,7 @@ import numpy as np
 from dataloader_client.batch import IGNORED_LABEL, Batch, Manifest
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.testing.tokenizer import IMAGE, VIDEO
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, to_patches
 
 RULE = VisionRule(patch=4, merge=2, min_pixels=64, max_pixels=6400)

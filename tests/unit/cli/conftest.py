@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dataloader_svc.testing.tokenizer import make_tokenizer
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from dataloader_svc.cli.contents import Medium, PieceKey, Run, read_contents
 from dataloader_svc.testing.tokenizer import EOS
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from tests.unit.cli.batches import RULE, batch_of, document, picture
 
 

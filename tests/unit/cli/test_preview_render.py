@@ -18,7 +18,7 @@ from dataloader_svc.cli.preview_table import one_line, step_lines
 from dataloader_svc.cli.step_view import PieceView, SequenceView, StepView, shares
 from dataloader_svc.sample import RowRef
 from dataloader_svc.testing.tokenizer import EOS
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from tests.unit.cli.batches import RULE, batch_of, document, picture
 
 EVIL = (

@@ -16,7 +16,7 @@ from PIL import Image
 from dataloader_svc.config.schema import Config
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 TEXTS = [f"document {i} " + "the quick brown fox " * (i % 7 + 1) for i in range(40)]
 

@@ -18,7 +18,7 @@ from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import from_patches
 
 from .conftest import configured, write_jsonl

@@ -16,7 +16,7 @@ from dataloader_svc.rpc.convert import probe_from_frame, probe_to_frame
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 from .conftest import TEXTS
 

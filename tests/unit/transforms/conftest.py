@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dataloader_svc.testing.tokenizer import make_tokenizer
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 
 @pytest.fixture(scope="session")

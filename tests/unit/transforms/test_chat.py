@@ -17,7 +17,7 @@ from dataloader_svc.testing import tokenizer as tiny
 from dataloader_svc.transforms.base import MediaSizes, RowColumns
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule, assemble
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 MARKERS = ("<image>", "<video>")
 

@@ -13,7 +13,7 @@ from dataloader_svc.errors import BadSample, ConfigError, Reason
 from dataloader_svc.testing import tokenizer as tiny
 from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import DocumentRule, assemble
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 
 @pytest.fixture

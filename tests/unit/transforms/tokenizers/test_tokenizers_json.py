@@ -14,9 +14,7 @@ import tokenizers
 
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms import text as text_module
-from dataloader_svc.transforms.hard_strings import HARD_STRINGS
-from dataloader_svc.transforms.text import Tokenizer, disagreement
+from dataloader_svc.transforms.tokenizers import HARD_STRINGS, Tokenizer, disagreement, hf_json
 
 
 def reference_ids(file: Path, text: str) -> list[int]:
@@ -107,7 +105,7 @@ class TestFallBack:
     def test_auto(
         self, folder: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, fake: type, why: str
     ) -> None:
-        monkeypatch.setattr(text_module, "_Fastokens", fake)
+        monkeypatch.setattr(hf_json, "FastokensEncoder", fake)
         with caplog.at_level(logging.WARNING):
             tokenizer = Tokenizer.load(folder)
         assert tokenizer.backend_used == "tokenizers"
@@ -115,7 +113,7 @@ class TestFallBack:
         assert why in record.getMessage()
 
     def test_forced(self, folder: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(text_module, "_Fastokens", self._Wrong)
+        monkeypatch.setattr(hf_json, "FastokensEncoder", self._Wrong)
         with pytest.raises(ConfigError, match="fastokens can't be used: its ids differ .* tokenizer_backend"):
             Tokenizer.load(folder, "fastokens")
 
@@ -124,14 +122,14 @@ class TestFallBack:
         assert not caplog.records
 
     def test_the_difference_is_told(self, folder: Path) -> None:
-        reference = Tokenizer.load(folder, "tokenizers")._encoder
+        reference = Tokenizer.load(folder, "tokenizers").reference.first
 
         class Short:
             def encode(self, texts: Any) -> Any:
                 ids, offsets = reference.encode(texts)
                 return ids[:-1], np.minimum(offsets, len(ids) - 1)
 
-        found = disagreement(Short(), reference, ["hello", "over the lazy dog"])
+        found = disagreement(Short(), reference, ["hello", "over the lazy dog"], "tokenizers")
         expected = len(reference.encode(["over the lazy dog"])[0])
         assert found is not None
         assert f"(token {expected - 1} of {expected})" in found
@@ -196,7 +194,8 @@ class TestBadFiles:
     def test_missing(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"nowhere.json: No such file"):
             Tokenizer.load(tmp_path / "nowhere.json")
-        with pytest.raises(ConfigError, match=r"tokenizer.json: No such file"):
+        (tmp_path / "weights.bin").touch()
+        with pytest.raises(ConfigError, match=r"without a vocabulary \(it holds weights.bin\); expected"):
             Tokenizer.load(tmp_path)
 
     @pytest.mark.parametrize(
