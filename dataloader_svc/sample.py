@@ -58,6 +58,16 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Incident:
+    """Something about a sample that should not be, though the sample is delivered. `kind` is a word."""
+
+    position: int
+    row: RowRef
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeColumns:
     """What is known of the n samples of a block before any of them is decoded.
 
@@ -82,6 +92,7 @@ class ProbeColumns:
     media_tokens: NDArray[np.int32]
     media_patches: NDArray[np.int32]
     bad: tuple[BadRow, ...] = ()
+    incidents: tuple[Incident, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -100,3 +111,18 @@ def keyed_rng(seed: int, *key: str | int) -> np.random.Generator:
     name = "/".join(str(part) for part in (seed, *key))
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def keyed_share(share: float, positions: NDArray[np.int64], seed: int, *key: str | int) -> NDArray[np.bool_]:
+    """Bool (n,): whether each position belongs to a `share` of all, drawn by (`seed`, `key`, position) alone.
+
+    SplitMix64 (Steele, Lea, Flood 2014, OOPSLA) of the position, begun at a hash of the key.
+    """
+    name = "/".join(str(part) for part in (seed, *key))
+    start = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    mixed = np.uint64(start) + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    chosen: NDArray[np.bool_] = (mixed >> np.uint64(11)) * 2.0**-53 < share
+    return chosen

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Batches, tokens and bytes a second, and who waited for whom.",
     "audit": "Run steps on several meshes in real processes and prove the contracts.",
     "quarantine": "Samples that were skipped, with their reasons.",
+    "incidents": "Documents that two tokenizers encode differently.",
 }
 
 

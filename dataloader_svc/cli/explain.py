@@ -27,7 +27,7 @@ from dataloader_svc.cli.output import (
 from dataloader_svc.cli.plan_log import NoPlans, PlanLog
 from dataloader_svc.cli.rows import find_rows
 from dataloader_svc.cli.step_view import sequences_of
-from dataloader_svc.config.digest import config_hash
+from dataloader_svc.config.digest import made_plans
 from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.spec import job_spec
@@ -84,7 +84,7 @@ def explain(
     with progress_bars() as progress:
         rows = find_rows(loaded, plan.state, names, progress)
     notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
-    if generation.config_hash != config_hash(config, loaded.base_dir):
+    if not made_plans(generation.config_hash, config, loaded.base_dir):
         notes.append("the configuration has changed since; costs and places are by the file as it is now")
     sequences = of_rank(sequences_of(plan, strategy, rows.row), placement, coords)
     slices = {}

@@ -11,12 +11,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from dataloader_svc.config.schema import Config
+from dataloader_svc.config.schema import Config, TokenizerBackend
+from dataloader_svc.config.tokenizer_files import IDS_DEPEND_ON, read_settings, vocabulary_files
 
-_JOB_FIELDS = ("seed", "tokenizer", "images", "media_tokens", "markers", "eos", "bos")
-_SOURCE_FIELDS = ("format", "text", "messages", "image", "video", "shuffle", "extent", "chat_template")
+_JOB_FIELDS = (
+    "seed", "tokenizer", "images", "media_tokens", "markers", "eos", "bos",
+    "tokenizer_backend", "tokenizer_options", "chat_template",
+)
+_SOURCE_FIELDS = (
+    "format", "text", "messages", "image", "video", "shuffle", "extent", "chat_template",
+    "options", "control_words",
+)
 
 
 def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
@@ -25,8 +32,11 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
     The hashes of one entry stand in the order of the field lists above, so that a difference can be named
     at 5 bytes a field: under 20 KB for 300 sources. Files that settings name count by their content.
     """
-    job = {name: getattr(config, name) for name in _JOB_FIELDS}
-    job["tokenizer"] = _file_hash(base_dir / config.tokenizer)
+    job = {name: getattr(config, name) for name in _JOB_FIELDS if name != "chat_template"}
+    settings = read_settings(base_dir / config.tokenizer)
+    job["tokenizer"] = _tokenizer_hash(base_dir / config.tokenizer, settings)
+    own = any(source.messages and source.chat_template is None for source in config.sources.values())
+    job["chat_template"] = settings.get("chat_template") if own else None
     digest = {"job": _short(job[name] for name in _JOB_FIELDS)}
     for name, source in config.sources.items():
         values = {field: getattr(source, field) for field in _SOURCE_FIELDS}
@@ -66,6 +76,18 @@ def config_hash(config: Config, base_dir: Path) -> str:
     return _hash([plan, read_digest(config, base_dir)], size=16)
 
 
+def made_plans(digest: str, config: Config, base_dir: Path) -> bool:
+    """Whether a job of this configuration could have the `config_hash` `digest`.
+
+    `auto` stands for any tokenizer backend: which one it was is decided when the job is started.
+    """
+    backends = [config.tokenizer_backend]
+    if config.tokenizer_backend == "auto":
+        backends += get_args(TokenizerBackend)
+    decided = (config.model_copy(update={"tokenizer_backend": backend}) for backend in backends)
+    return any(config_hash(one, base_dir) == digest for one in decided)
+
+
 def _short(values: Iterable[Any]) -> str:
     return "-".join(_hash(value, size=2) for value in values)
 
@@ -76,9 +98,13 @@ def _hash(value: Any, size: int) -> str:
 
 
 def _file_hash(path: Path) -> str:
-    """Of a file's content, or of the tokenizer.json in a folder. A missing file is found by `check`."""
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.exists():
+    """Of a file's content. A missing file is found by `check`."""
+    if not path.is_file():
         return "missing"
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def _tokenizer_hash(path: Path, settings: Mapping[str, Any]) -> list[object]:
+    """Of the vocabulary's files, and of the settings beside them that change ids."""
+    files = [_file_hash(file) for file in vocabulary_files(path)]
+    return [files, {name: settings[name] for name in IDS_DEPEND_ON if name in settings}]

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample
 from dataloader_svc.loader.rules import SampleRule
-from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
+from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import assemble
 from dataloader_svc.transforms.vision import grid, num_tokens, smart_resize
+
+TOKENIZER_DIFFERS = "tokenizer_differs"
+"""Kind of incident: the fast tokenizer gave other ids than the reference."""
 
 _PROBES_A_TASK = 64  # a header takes 10 to 100 us, handing a task to a thread about 30
 
@@ -63,7 +66,10 @@ class HeldMedia:
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """A block as a loader keeps it: sample i is position `start + i`; documents as in `Documents`."""
+    """A block as a loader keeps it: sample i is position `start + i`; documents as in `Documents`.
+
+    compared   documents that were encoded a second time; `incidents`: of them, those that differ
+    """
 
     block: BlockId
     start: int
@@ -73,6 +79,8 @@ class HeldBlock:
     media: HeldMedia
     bad: tuple[BadRow, ...]
     ref: Callable[[int], RowRef]
+    compared: int = 0
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -95,6 +103,7 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
         texts=samples.columns.get("text"),
         messages=samples.columns.get("messages"),
         bad=bad,
+        compare=_compared(samples, rule),
     )
     documents = assemble(rule.tokenizer, rule.document, rows)
     return HeldBlock(
@@ -106,6 +115,11 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
         media=_held_media(documents, sizes, grids, data),
         bad=_bad_rows(samples, documents),
         ref=_Refs(samples),
+        compared=documents.compared,
+        incidents=tuple(
+            Incident(samples.start + index, samples.ref(index), TOKENIZER_DIFFERS, what)
+            for index, what in sorted(documents.differing.items())
+        ),
     )
 
 
@@ -126,7 +140,17 @@ def probe_columns(held: HeldBlock) -> ProbeColumns:
         media_tokens=media.tokens,
         media_patches=patches,
         bad=held.bad,
+        incidents=held.incidents,
     )
+
+
+def _compared(samples: BlockSamples, rule: SampleRule) -> NDArray[np.bool_] | None:
+    """Samples to be encoded a second time, by their names: the same ones wherever the block is read."""
+    if rule.verify == 0:
+        return None
+    block = samples.block
+    positions = samples.start + np.arange(len(samples))
+    return keyed_share(rule.verify, positions, rule.seed, block.source, block.epoch, "tokenizer_verify")
 
 
 def _per_sample(values: NDArray[Any], offsets: NDArray[np.int32]) -> NDArray[np.int64]:

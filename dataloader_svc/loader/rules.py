@@ -24,12 +24,15 @@ class SampleRule:
     """How samples of a source become documents and pixels.
 
     readers    by media kind, of the kinds that the source maps
+    verify     share of documents to encode a second time, by the tokenizer's reference; drawn by `seed`
     """
 
     tokenizer: Tokenizer
     document: DocumentRule
     vision: VisionRule
     readers: Mapping[int, MediaReader]
+    verify: float = 0.0
+    seed: int = 0
 
 
 def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer) -> SampleRule:
@@ -44,6 +47,8 @@ def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer)
         DocumentRule.of(config, source, tokenizer, chat),
         VisionRule(**config.images.model_dump()),
         _readers(config, source),
+        verify=0.0 if tokenizer.is_reference else config.tokenizer_verify,
+        seed=config.seed,
     )
 
 

@@ -27,7 +27,7 @@ from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.registry import nearest
 from dataloader_svc.rpc.convert import probe_to_frame
-from dataloader_svc.sample import BlockId
+from dataloader_svc.sample import BlockId, SampleId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.transforms.tokenizers import Tokenizer
 
@@ -60,6 +60,9 @@ class LoaderService:
         self._sources: dict[str, SourceReader] = {}
         self._opening: dict[str, asyncio.Task[SourceReader]] = {}
         self._rules: dict[str, SampleRule] = {}
+        self._backend = ""  # the library that encodes
+        self._compared = 0  # documents encoded a second time
+        self._differing: set[SampleId] = set()
         self._room = asyncio.Condition()
         self._readers = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-read")
         self._builders = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-fetch")
@@ -81,6 +84,7 @@ class LoaderService:
             except DataloaderError as error:
                 error.add_note(f"in source {name!r}")
                 raise
+        self._backend = tokenizer.backend_used
         log.info("%s: tokenizer %s by %s", self.name, tokenizer.name, tokenizer.backend_used)
         return rules
 
@@ -143,6 +147,9 @@ class LoaderService:
             held_blocks=table.held_blocks,
             reads=table.reads,
             rereads=table.rereads,
+            tokenizer_backend=self._backend,
+            compared_documents=self._compared,
+            differing_documents=len(self._differing),
         )
 
     # ---- sources and blocks
@@ -204,9 +211,27 @@ class LoaderService:
             await self._end_read(core.Failed(block))
             raise
         self._blocks[block] = held
+        self._note(held)
         await self._end_read(core.Read(block, held.num_bytes))
         faultpoint.point("loader.block_read")
         return held
+
+    def _note(self, held: HeldBlock) -> None:
+        """Count what was compared, and say of each document once that its ids differ."""
+        self._compared += held.compared
+        block = held.block
+        for incident in held.incidents:
+            sample = SampleId(block.source, block.epoch, incident.position)
+            if sample not in self._differing:
+                self._differing.add(sample)
+                log.warning(
+                    "%s: document %s (%s): %s: %s",
+                    self.name,
+                    sample,
+                    incident.row,
+                    incident.kind,
+                    incident.detail,
+                )
 
     async def _end_read(self, event: core.Read | core.Failed) -> None:
         self._drop(self._table.apply(event))

@@ -1,4 +1,4 @@
-"""What the planner keeps in the store: leader lease, generations, plan log, session, quarantine.
+"""What the planner keeps in the store: leader lease, generations, plan log, session, quarantine, incidents.
 
 Every write carries the fencing token of the lease; the calls block and run in threads. `session.py` says what
 the entries mean, decision 0003 why recovery reads no more than the last record.
@@ -15,8 +15,9 @@ from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
 from dataloader_svc.planner.state import State
-from dataloader_svc.sample import BlockId, RowRef, SampleId
+from dataloader_svc.sample import BlockId, ProbeColumns, RowRef, SampleId
 from dataloader_svc.store.base import Lease, Store
+from dataloader_svc.store.incident_log import add_incidents
 from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,17 @@ class Journal:
             self._store.append(generation.log, plan.step, plan.to_bytes(), fence=fence)
 
         await asyncio.to_thread(write)
+
+    async def note(self, columns: ProbeColumns) -> None:
+        """List the incidents of a block: it is used all the same. Safe to repeat."""
+        if not columns.incidents:
+            return
+        source, epoch, _ = columns.block
+        rows = [
+            Quarantined(SampleId(source, epoch, row.position), row.row, row.kind, row.detail)
+            for row in columns.incidents
+        ]
+        await asyncio.to_thread(add_incidents, self._store, rows)
 
     async def begin_generation(self, base: State, config_hash: str, reason: str) -> Generation:
         """The next generation, from `base`; the current one from now on."""

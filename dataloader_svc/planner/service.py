@@ -198,7 +198,9 @@ class PlannerService:
 
     async def _probe(self, block: BlockId) -> None:
         try:
-            event: core.Event = core.Probed(await self._loaders.probe(block))
+            columns = await self._loaders.probe(block)
+            await self._journal.note(columns)
+            event: core.Event = core.Probed(columns)
         except DataloaderError as error:
             error.add_note(f"while block {block} was read")
             event = core.Failed(error)

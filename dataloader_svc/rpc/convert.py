@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dataloader_client.wire import Frame
-from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
+from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef
 
 _PROBE_DTYPES = {
     "tokens": np.int32,
@@ -28,6 +28,7 @@ def probe_to_frame(probe: ProbeColumns) -> Frame:
         "block": probe.block.block,
         "start": probe.start,
         "bad": bad,
+        "incidents": [[row.position, *row.row, row.kind, row.detail] for row in probe.incidents],
     }
     return Frame(arrays, meta)
 
@@ -40,5 +41,9 @@ def probe_from_frame(frame: Frame) -> ProbeColumns:
         BadRow(position, RowRef(shard, row), reason, detail)
         for position, shard, row, reason, detail in meta["bad"]
     )
+    incidents = tuple(
+        Incident(position, RowRef(shard, row), kind, detail)
+        for position, shard, row, kind, detail in meta["incidents"]
+    )
     block = BlockId(meta["source"], meta["epoch"], meta["block"])
-    return ProbeColumns(block=block, start=meta["start"], bad=bad, **columns)
+    return ProbeColumns(block=block, start=meta["start"], bad=bad, incidents=incidents, **columns)

@@ -29,28 +29,38 @@ class Quarantined:
 
 def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
     """Write `rows` in one transaction. Idempotent by sample; the last reason given stays."""
-    values = {_key(row.sample): _value(row) for row in rows}
-    if values:
-        store.put_many(values)
+    write_rows(store, PREFIX, rows)
 
 
 def quarantine(store: Store, source: str | None = None) -> list[Quarantined]:
     """All quarantined samples, or those of one source, ordered by (source, epoch, position)."""
-    prefix = PREFIX if source is None else f"{PREFIX}{quote(source, safe='')}/"
-    return [_parse(key, value) for key, value in store.items(prefix).items()]
+    return read_rows(store, PREFIX, source)
 
 
-def _key(sample: SampleId) -> str:
+def write_rows(store: Store, prefix: str, rows: Iterable[Quarantined]) -> None:
+    """Entries under `prefix`, in one transaction."""
+    values = {_key(prefix, row.sample): _value(row) for row in rows}
+    if values:
+        store.put_many(values)
+
+
+def read_rows(store: Store, prefix: str, source: str | None = None) -> list[Quarantined]:
+    """Entries under `prefix`, or those of one source, ordered by (source, epoch, position)."""
+    inside = prefix if source is None else f"{prefix}{quote(source, safe='')}/"
+    return [_parse(key.removeprefix(prefix), value) for key, value in store.items(inside).items()]
+
+
+def _key(prefix: str, sample: SampleId) -> str:
     # Numbers of fixed width, so that the order of keys is the order of samples.
-    return f"{PREFIX}{quote(sample.source, safe='')}/{sample.epoch:08d}/{sample.position:014d}"
+    return f"{prefix}{quote(sample.source, safe='')}/{sample.epoch:08d}/{sample.position:014d}"
 
 
 def _value(row: Quarantined) -> bytes:
     return json.dumps([row.row.shard, row.row.row, str(row.reason), row.detail]).encode()
 
 
-def _parse(key: str, value: bytes) -> Quarantined:
-    source, epoch, position = key.removeprefix(PREFIX).split("/")
+def _parse(name: str, value: bytes) -> Quarantined:
+    source, epoch, position = name.split("/")
     shard, row, reason, detail = json.loads(value)
     return Quarantined(
         SampleId(unquote(source), int(epoch), int(position)), RowRef(shard, row), reason, detail

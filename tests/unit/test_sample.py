@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dataloader_svc.sample import BlockId, RowRef, SampleId, keyed_rng
+from dataloader_svc.sample import BlockId, RowRef, SampleId, keyed_rng, keyed_share
 
 
 def test_names_read_as_people_write_them() -> None:
@@ -23,3 +23,18 @@ def test_keyed_randomness_depends_on_its_key_alone() -> None:
 
 
 PINNED = [2, 8, 1, 4, 6, 9, 0, 5, 3, 7]
+
+
+def test_a_keyed_share_is_drawn_position_by_position() -> None:
+    positions = np.arange(100_000)
+    chosen = keyed_share(0.01, positions, 17, "web", 0)
+    assert 850 < chosen.sum() < 1150
+    assert np.array_equal(chosen[5000:6000], keyed_share(0.01, positions[5000:6000], 17, "web", 0))
+    assert np.flatnonzero(chosen)[:3].tolist() == PINNED_SHARE
+    for other in [(18, "web", 0), (17, "web", 1), (17, "wea", 0)]:
+        assert not np.array_equal(chosen, keyed_share(0.01, positions, *other))
+    assert keyed_share(1.0, positions, 17).all()
+    assert not keyed_share(0.0, positions, 17).any()
+
+
+PINNED_SHARE = [223, 224, 277]

@@ -64,15 +64,21 @@ class FetchRequest(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class LoaderStatus(_message.Message):
-    __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads")
+    __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads", "tokenizer_backend", "compared_documents", "differing_documents")
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     REREADS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     held_bytes: int
     limit_bytes: int
     held_blocks: int
     reads: int
     rereads: int
-    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., reads: _Optional[int] = ..., rereads: _Optional[int] = ...) -> None: ...
+    tokenizer_backend: str
+    compared_documents: int
+    differing_documents: int
+    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., reads: _Optional[int] = ..., rereads: _Optional[int] = ..., tokenizer_backend: _Optional[str] = ..., compared_documents: _Optional[int] = ..., differing_documents: _Optional[int] = ...) -> None: ...

@@ -5,6 +5,5 @@ with the reference; `tokenizer.py` is what the service holds.
 """
 
 from dataloader_svc.transforms.tokenizers.base import Flat as Flat
-from dataloader_svc.transforms.tokenizers.choose import disagreement as disagreement
 from dataloader_svc.transforms.tokenizers.hard_strings import HARD_STRINGS as HARD_STRINGS
 from dataloader_svc.transforms.tokenizers.tokenizer import Tokenizer as Tokenizer

@@ -56,10 +56,7 @@ def choose(file: TokenizerFile, backend: TokenizerBackend) -> tuple[str, Encoder
 
 def _compare(fast: Encoders, file: TokenizerFile) -> str | None:
     texts = [*HARD_STRINGS, *_control_strings(list(file.control))]
-    problem = disagreement(fast.first, file.reference.first, texts, file.library)
-    if problem is None and fast.inner is not fast.first:
-        problem = disagreement(fast.inner, file.reference.inner, texts, file.library)
-    return problem
+    return disagreement(fast, file.reference, texts, file.library)
 
 
 def _control_strings(words: list[str]) -> list[str]:
@@ -67,11 +64,19 @@ def _control_strings(words: list[str]) -> list[str]:
     return [f"a {word} b{word}\n{word}" for word in (*words[:16], *words[-16:])]
 
 
-def disagreement(encoder: Encoder, reference: Encoder, texts: Sequence[str], name: str) -> str | None:
+def disagreement(fast: Encoders, reference: Encoders, texts: Sequence[str], name: str) -> str | None:
     """None where both give the same ids for each text; else the first difference, in words.
 
-    name   of the reference
+    Texts are taken as the start of a document and, where that is another thing, as the inside of one.
+    `name`: of the reference.
     """
+    problem = _disagreement(fast.first, reference.first, texts, name)
+    if problem is None and reference.inner is not reference.first:
+        problem = _disagreement(fast.inner, reference.inner, texts, name)
+    return problem
+
+
+def _disagreement(encoder: Encoder, reference: Encoder, texts: Sequence[str], name: str) -> str | None:
     found, expected = encoder.encode(texts), reference.encode(texts)
     for i, text in enumerate(texts):
         ours, theirs = (flat[0][flat[1][i] : flat[1][i + 1]].tolist() for flat in (found, expected))

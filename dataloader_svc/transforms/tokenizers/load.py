@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dataloader_svc.config.schema import TokenizerOptions
-from dataloader_svc.config.tokenizer_files import vocabulary_files
+from dataloader_svc.config.tokenizer_files import read_settings, vocabulary_files
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.transforms.tokenizers import hf_json, ranks
 from dataloader_svc.transforms.tokenizers.base import TokenizerFile
 from dataloader_svc.transforms.tokenizers.presets import PRESETS, TOKENIZER_CLASSES, preset_named
 from dataloader_svc.transforms.tokenizers.sentencepiece_model import from_sentencepiece
-from dataloader_svc.transforms.tokenizers.settings import read_settings
 
 _EXPECTED = (
     "a tokenizers JSON file, a SentencePiece .model, a .tiktoken or tekken file, or a folder that holds one "
@@ -29,7 +28,7 @@ def load_file(path: Path, options: TokenizerOptions) -> TokenizerFile:
         what = f"a folder without a vocabulary{_listing(path)}" if path.is_dir() else "No such file"
         raise ConfigError(f"tokenizer {path}: {what}; expected {_EXPECTED}")
     file = files[0]
-    settings = read_settings(file.parent)
+    settings = read_settings(file)
     if len(files) == 2:
         return _byte_pairs(*files, settings, options)
     raw = _read(file)

@@ -24,7 +24,7 @@ from dataloader_svc.config.schema import Config, TokenizerBackend, TokenizerOpti
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.registry import nearest
 from dataloader_svc.transforms.tokenizers.base import AddedToken, Encoders, Flat, Prefix, Words
-from dataloader_svc.transforms.tokenizers.choose import choose
+from dataloader_svc.transforms.tokenizers.choose import choose, disagreement
 from dataloader_svc.transforms.tokenizers.load import load_file
 from dataloader_svc.transforms.tokenizers.settings import setting_word
 
@@ -111,6 +111,12 @@ class Tokenizer:
     def encode_reference(self, texts: Sequence[str], inner: NDArray[np.bool_] | None = None) -> Flat:
         """The same by the reference."""
         return _encode(self.reference, texts, inner)
+
+    def disagreement(self, texts: Sequence[str]) -> str | None:
+        """None where the library that encodes gives the reference's ids; else the first difference."""
+        if self.is_reference or not texts:
+            return None
+        return disagreement(self._encoders, self.reference, texts, self.library)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, control tokens spelled out."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataloader_svc.config.digest import compare, config_hash, read_digest
+from dataloader_svc.config.digest import compare, config_hash, made_plans, read_digest
 from dataloader_svc.config.schema import Config
 
 
@@ -37,6 +37,9 @@ def config(**changes: Any) -> Config:
         ("sources__a__text", "body", "sources.a.text"),
         ("sources__b__shuffle", False, "sources.b.shuffle"),
         ("images__merge", 4, "images"),
+        ("tokenizer_backend", "tokenizers", "tokenizer_backend"),
+        ("tokenizer_options", {"preset": "gpt2"}, "tokenizer_options"),
+        ("sources__b__control_words", True, "sources.b.control_words"),
     ],
 )
 def test_changes_of_what_is_read_are_named(tmp_path: Path, place: str, value: Any, named: str) -> None:
@@ -79,3 +82,34 @@ def test_the_plan_hash_ignores_the_mesh_and_sees_the_weights(tmp_path: Path) -> 
     assert config_hash(config(mesh={"dp": 4}), tmp_path) == base
     assert config_hash(config(loader={"count": 5}), tmp_path) == base
     assert config_hash(config(mixture={"schedule": [{"step": 0, "a": 2, "b": 1}]}), tmp_path) != base
+
+
+def test_what_lies_beside_the_vocabulary_counts(tmp_path: Path) -> None:
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok" / "tokenizer.model").write_bytes(b"m")
+    settings = tmp_path / "tok" / "tokenizer_config.json"
+    settings.write_text(json.dumps({"eos_token": "</s>", "chat_template": "a", "model_max_length": 5}))
+    chats = config(tokenizer="tok", sources__a={"format": "jsonl", "path": "a", "messages": "m"})
+    texts = config(tokenizer="tok")
+    before = {one: read_digest(one_config, tmp_path) for one, one_config in (("c", chats), ("t", texts))}
+
+    def changed(**values: Any) -> tuple[list[str], list[str]]:
+        base = {"eos_token": "</s>", "chat_template": "a", "model_max_length": 5}
+        settings.write_text(json.dumps({**base, **values}))
+        after = read_digest(chats, tmp_path), read_digest(texts, tmp_path)
+        return compare(before["c"], after[0]), compare(before["t"], after[1])
+
+    assert changed(model_max_length=9) == ([], [])
+    assert changed(eos_token="<eos>") == (["tokenizer"], ["tokenizer"])
+    assert changed(chat_template="b") == (["chat_template"], []), "only where a source uses it"
+    changed()
+    (tmp_path / "tok" / "chat_template.jinja").write_text("c")
+    assert changed() == (["chat_template"], [])
+
+
+def test_auto_stands_for_what_it_was_decided_to_be(tmp_path: Path) -> None:
+    made = config_hash(config(tokenizer_backend="tokenizers"), tmp_path)
+    assert made_plans(made, config(), tmp_path)
+    assert made_plans(made, config(tokenizer_backend="tokenizers"), tmp_path)
+    assert not made_plans(made, config(tokenizer_backend="fastokens"), tmp_path)
+    assert not made_plans(made, config(seed=3), tmp_path)

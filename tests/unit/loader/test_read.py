@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import Reason
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
-from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.rpc.convert import probe_from_frame, probe_to_frame
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.testing import tokenizer as tiny
 from dataloader_svc.transforms.tokenizers import Tokenizer
+from dataloader_svc.transforms.tokenizers.base import Encoders, Flat
 
-from .conftest import TEXTS
+from .conftest import TEXTS, configured
 
 
 def read(
@@ -126,10 +130,6 @@ def test_encoded_media_count_as_held(
 def test_a_picture_that_is_too_large_is_refused_unread(
     folder: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
 ) -> None:
-    from dataloader_svc.loader.rules import sample_rule
-
-    from .conftest import configured
-
     Image.new("RGB", (300, 200)).save(folder / "pictures" / "0.png")
     config = configured(images={"max_source_pixels": 50_000})
     rules = {"captions": sample_rule(config, "captions", folder, tokenizer)}
@@ -146,3 +146,63 @@ def test_probe_columns_survive_the_wire(
     for name in ("tokens", "patches", "num_bytes", "media_offsets", "media_start", "media_tokens"):
         assert getattr(again, name).dtype == getattr(probe, name).dtype
         assert np.array_equal(getattr(again, name), getattr(probe, name))
+
+
+class TestComparedWithTheReference:
+    @pytest.fixture
+    def wrong(self, tokenizer: Tokenizer) -> Tokenizer:
+        class Wrong:
+            def encode(self, texts: Sequence[str]) -> Flat:
+                ids, offsets = tokenizer.reference.first.encode(texts)
+                return ids + 1, offsets
+
+        return replace(tokenizer, _encoders=Encoders(Wrong(), Wrong()))
+
+    def test_a_difference_is_an_incident_of_the_sample(
+        self, folder: Path, wrong: Tokenizer, pool: ThreadPoolExecutor
+    ) -> None:
+        config = configured(tokenizer_verify=1.0)
+        rules = {name: sample_rule(config, name, folder, wrong) for name in config.sources}
+        held = read("web", 1, config, folder, rules, pool)
+        probe = probe_columns(held)
+        assert held.compared == len(probe) == len(probe.incidents)
+        for i, incident in enumerate(probe.incidents):
+            assert (incident.position, incident.row) == (probe.start + i, held.ref(i))
+            assert incident.kind == "tokenizer_differs"
+            assert "fastokens gives" in incident.detail
+        assert not probe.bad, "it is delivered"
+        assert probe_from_frame(probe_to_frame(probe)).incidents == probe.incidents
+
+    def test_the_same_samples_wherever_they_are_read(
+        self, folder: Path, wrong: Tokenizer, pool: ThreadPoolExecutor
+    ) -> None:
+        found = []
+        for block_bytes in (1000, 100_000):
+            source = {
+                "format": "jsonl",
+                "path": "web.jsonl",
+                "text": "text",
+                "extent": 10,
+                "shuffle": False,
+            }
+            config = configured(
+                tokenizer_verify=0.3,
+                sources={"web": source},
+                mixture={"schedule": [{"step": 0, "web": 1}]},
+                loader={"threads": block_bytes % 7 + 1},
+            )
+            rules = {"web": sample_rule(config, "web", folder, wrong)}
+            reader = SourceReader("web", config.sources["web"], folder, None, config.seed)
+            blocks = range(reader.order(0).num_blocks)
+            held = [read_block(reader, BlockId("web", 0, b), rules["web"], pool) for b in blocks]
+            found.append([incident.position for one in held for incident in one.incidents])
+        assert found[0] == found[1]
+        assert 4 <= len(found[0]) <= 20
+
+    def test_a_reference_is_not_compared(
+        self, config: Config, folder: Path, pool: ThreadPoolExecutor
+    ) -> None:
+        tokenizer = Tokenizer.load(folder / "tokenizer", "tokenizers")
+        rules = {"web": sample_rule(config, "web", folder, tokenizer)}
+        assert rules["web"].verify == 0
+        assert read("web", 0, config, folder, rules, pool).compared == 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from dataloader_svc.rpc.convert import probe_from_frame
 from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.sample import ProbeColumns
+from dataloader_svc.transforms.tokenizers.base import Flat
+from dataloader_svc.transforms.tokenizers.hf_json import FastokensEncoder
 
 from .conftest import configured, write_jsonl
 
@@ -372,3 +375,44 @@ def test_fault_points(
 
     run(config, folder, scenario)
     assert len(list(fired.iterdir())) == 1
+
+
+def test_differing_documents_are_counted_and_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = FastokensEncoder.encode
+
+    def wrong(self: FastokensEncoder, texts: Sequence[str]) -> Flat:
+        ids, offsets = encode(self, texts)
+        changed = ids.copy()
+        for i, text in enumerate(texts):
+            if text.startswith("document 3 "):
+                changed[offsets[i]] += 1
+        return changed, offsets
+
+    monkeypatch.setattr(FastokensEncoder, "encode", wrong)
+
+    async def scenario(_: LoaderService, peer: Peer) -> None:
+        num_blocks = (
+            len(
+                (
+                    await peer.call(methods.DESCRIBE, pb.DescribeRequest(source="web"), timeout_s=30)
+                ).block_starts
+            )
+            - 1
+        )
+        for _again in range(2):
+            for block in range(num_blocks):
+                await probe(peer, "web", block)
+                await peer.call(methods.RELEASE, pb.BlockRequest(source="web", block=block), timeout_s=30)
+        found = await status(peer)
+        assert found.tokenizer_backend == "fastokens"
+        assert found.reads == 2 * num_blocks, "each block is read twice"
+        assert found.compared_documents == 80
+        assert found.differing_documents == 1
+
+    with caplog.at_level(logging.WARNING):
+        run(configured(tokenizer_verify=1.0, loader={"memory": 2600}), folder, scenario)
+    (record,) = caplog.records
+    assert "document web/0/" in record.getMessage()
+    assert "web.jsonl:3): tokenizer_differs: fastokens gives" in record.getMessage()

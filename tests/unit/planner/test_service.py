@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.service import PlannerService
 from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.sample import BlockId, Incident, ProbeColumns, RowRef, SampleId
 from dataloader_svc.store import MemoryStore, quarantine
+from dataloader_svc.store.incident_log import incidents
 from dataloader_svc.testing.planning import plan_config
 from dataloader_svc.testing.scripted_loader import ScriptedPlanLoader, ScriptedSources
 
@@ -432,6 +435,28 @@ def test_skipped_rows_are_in_the_quarantine_before_the_plan_is_seen(tmp_path):
         assert {(row.row.shard, row.reason) for row in rows} == {("a.jsonl", "empty_text")}
 
     scenario(body, tmp_path, config(source={"max_bad_fraction": 1.0}))
+
+
+def test_incidents_are_listed_and_their_samples_delivered(tmp_path):
+    row = Incident(2, RowRef("a.jsonl", 2), "tokenizer_differs", "[1] where tokenizers has [2]")
+
+    class Sources(ScriptedSources):
+        def probe(self, block: BlockId) -> ProbeColumns:
+            found = ScriptedSources.probe(self, block)
+            return replace(found, incidents=(row,)) if block == BlockId("a", 0, 0) else found
+
+    async def body(world: World) -> None:
+        await world.add_loader(Sources(SOURCES.samples, SOURCES.block))
+        await world.start()
+        session = (await world.join()).session
+        plans = await world.plans(session, 0, 3)
+        (listed,) = incidents(world.store)
+        assert listed.sample == SampleId("a", 0, 2)
+        assert (listed.row, listed.reason, listed.detail) == (row.row, row.kind, row.detail)
+        assert not quarantine(world.store)
+        assert plans
+
+    scenario(body, tmp_path)
 
 
 def test_too_many_bad_rows_reach_every_reader(tmp_path):

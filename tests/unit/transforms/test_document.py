@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,12 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import BadSample, ConfigError, Reason
 from dataloader_svc.testing import tokenizer as tiny
 from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
+from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule, assemble
 from dataloader_svc.transforms.tokenizers import Tokenizer
+from dataloader_svc.transforms.tokenizers.base import Encoder, Encoders, Flat
+
+from .tokenizers.test_folders import PRE_TOKENIZERS, metaspace
 
 
 @pytest.fixture
@@ -229,3 +235,127 @@ def test_rule_of_a_configuration(tokenizer: Tokenizer) -> None:
     config = configured(media_tokens={"image": "<|imagepad|>"})
     with pytest.raises(ConfigError, match=r"did you mean '<\|image_pad\|>'"):
         DocumentRule.of(config, config.sources["s"], tokenizer, None)
+
+
+class _Wrong:
+    """Encodes as `right` does, but for texts that contain `word`: their last token is another."""
+
+    def __init__(self, right: Encoder, word: str) -> None:
+        self.right, self.word = right, word
+
+    def encode(self, texts: Sequence[str]) -> Flat:
+        ids, offsets = self.right.encode(texts)
+        ids = ids.copy()
+        for i, text in enumerate(texts):
+            if self.word in text:
+                ids[offsets[i + 1] - 1] += 1
+        return ids, offsets
+
+
+class TestCompared:
+    """Chosen rows are encoded again by the reference, and what differs is told."""
+
+    @pytest.fixture
+    def wrong(self, tokenizer: Tokenizer) -> Tokenizer:
+        encoder = _Wrong(tokenizer.reference.first, "fox")
+        return replace(tokenizer, _encoders=Encoders(encoder, encoder))
+
+    TEXTS = ("the fox", "the dog", None, "a fox", "fox fox")
+
+    @pytest.mark.parametrize("markers", [(), (("<never>", 0),)])
+    def test_texts(self, wrong: Tokenizer, markers: tuple[tuple[str, int], ...]) -> None:
+        media = sizes(*[[(0, 1)]] * 5) if markers else MediaSizes.none(5)
+        compare = np.array([True, True, True, False, True])
+        rule = DocumentRule(eos=3, media_tokens=(5, 6), markers=markers)
+        made = assemble(wrong, rule, RowColumns(5, media, texts=self.TEXTS, compare=compare))
+        check(made, 5)
+        assert made.compared == 3
+        assert sorted(made.differing) == [0, 4]
+        assert "fastokens gives" in made.differing[0]
+        assert "where tokenizers has" in made.differing[0]
+        assert "for 'the fox'" in made.differing[0]
+
+    def test_nothing_is_compared_unless_asked(self, wrong: Tokenizer) -> None:
+        made = assemble(wrong, DocumentRule(eos=3), RowColumns(5, MediaSizes.none(5), texts=self.TEXTS))
+        assert (made.compared, made.differing) == (0, {})
+
+    def test_of_a_book_the_beginning(self, wrong: Tokenizer) -> None:
+        texts = ["the dog " * 20_000 + "fox", "fox" + " the dog" * 20_000]
+        rows = RowColumns(2, MediaSizes.none(2), texts=texts, compare=np.array([True, True]))
+        made = assemble(wrong, DocumentRule(eos=3), rows)
+        assert (made.compared, list(made.differing)) == (2, [1])
+
+
+def test_a_chat_with_half_a_surrogate_pair_takes_no_other_row_along(
+    tokenizer: Tokenizer,
+) -> None:
+    chat = ChatTemplate.load(None, tokenizer, ("<image>", "<video>"))
+    rule = DocumentRule(eos=3, chat=chat)
+    messages = [
+        [{"role": "user", "content": "fine"}, {"role": "assistant", "content": answer}]
+        for answer in ("one", "half \ud800 pair", "three")
+    ]
+    made = assemble(tokenizer, rule, RowColumns(3, MediaSizes.none(3), messages=messages))
+    check(made, 3)
+    assert {row: problem.reason for row, problem in made.bad.items()} == {1: Reason.BAD_RECORD}
+    alone = assemble(tokenizer, rule, RowColumns(1, MediaSizes.none(1), messages=messages[2:]))
+    assert document(made, 2) == document(alone, 0)
+
+
+class TestControlWords:
+    """`control_words: true`: what is typed counts."""
+
+    def test_in_text(self, tokenizer: Tokenizer) -> None:
+        eos, stop = tokenizer.control[tiny.EOS], tokenizer.control[tiny.STOP]
+        rule = DocumentRule(eos=eos, bos=tokenizer.control[tiny.BOS], control_words=True)
+        texts = [f"a{tiny.STOP}b", f"{tiny.BOS}a{tiny.EOS}", f"{tiny.EOS}"]
+        made = assemble(tokenizer, rule, RowColumns(3, MediaSizes.none(3), texts=texts))
+        check(made, 3)
+        a, b = (tokenizer.encode_batch([text])[0].tolist() for text in "ab")
+        assert document(made, 0) == [rule.bos, *a, stop, *b, eos]
+        assert document(made, 1) == [rule.bos, *a, eos], "neither twice"
+        assert made.bad[2].reason == Reason.EMPTY_TEXT
+
+    def test_a_typed_placeholder_is_a_marker(self, tokenizer: Tokenizer, rule: DocumentRule) -> None:
+        rule = replace(rule, markers=(("<image>", 0),), control_words=True)
+        texts = [f"x{tiny.IMAGE}y<image>", f"x{tiny.IMAGE}"]
+        made = assemble(
+            tokenizer, rule, RowColumns(2, sizes([(0, 2), (0, 1)], [(0, 1), (0, 1)]), texts=texts)
+        )
+        image = tokenizer.control[tiny.IMAGE]
+        x, y = (tokenizer.encode_batch([text])[0].tolist() for text in "xy")
+        assert document(made, 0) == [*x, image, image, *y, image, rule.eos]
+        assert made.bad[1].reason == Reason.MARKER_MISMATCH
+
+
+def test_a_space_in_front_only_where_the_library_puts_it(tmp_path: Any) -> None:
+    """Behind media and turns, `first` puts none and `each` puts one; never inside a text."""
+    for scheme in ("first", "always"):
+        file = metaspace(tmp_path, {**PRE_TOKENIZERS["first"], "prepend_scheme": scheme})
+        tokenizer = Tokenizer.load(file)
+        control = tokenizer.control["<|c|>"]
+        library = tokenizers.Tokenizer.from_file(str(file))
+
+        def expected(text: str, library: Any = library) -> list[int]:
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids
+            return ids
+
+        rule = DocumentRule(eos=0, bos=0, media_tokens=(control, -1), markers=(("<image>", 0),))
+        texts = ["the<image>the", "<image>the", "the"]
+        media = sizes(*[[(0, 1)]] * 3)
+        made = assemble(tokenizer, rule, RowColumns(3, media, texts=texts))
+        for row, text in enumerate(["the<|c|>the", "<|c|>the", "<|c|>the"]):
+            assert document(made, row) == [0, *expected(text), 0]
+
+        (tmp_path / "chat.jinja").write_text(
+            "{% for m in messages %}<|c|>{{ m.role }}:{{ m.content }}{% endfor %}"
+        )
+        chat = ChatTemplate.load(tmp_path / "chat.jinja", tokenizer, ("<image>", "<video>"))
+        messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "the"}]
+        made = assemble(
+            tokenizer, DocumentRule(eos=0, chat=chat), RowColumns(1, MediaSizes.none(1), messages=[messages])
+        )
+        prompt = expected("<|c|>user:the<|c|>assistant:")
+        assert document(made, 0)[: len(prompt)] == prompt
+        answer = document(made, 0)[len(prompt) :]
+        assert answer[0] == tokenizer.token_id("the"), "cut where learning begins, not where a text does"

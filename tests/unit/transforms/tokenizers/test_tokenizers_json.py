@@ -14,7 +14,9 @@ import tokenizers
 
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.testing import tokenizer as tiny
-from dataloader_svc.transforms.tokenizers import HARD_STRINGS, Tokenizer, disagreement, hf_json
+from dataloader_svc.transforms.tokenizers import HARD_STRINGS, Tokenizer, hf_json
+from dataloader_svc.transforms.tokenizers.base import Encoders
+from dataloader_svc.transforms.tokenizers.choose import disagreement
 
 
 def reference_ids(file: Path, text: str) -> list[int]:
@@ -129,7 +131,8 @@ class TestFallBack:
                 ids, offsets = reference.encode(texts)
                 return ids[:-1], np.minimum(offsets, len(ids) - 1)
 
-        found = disagreement(Short(), reference, ["hello", "over the lazy dog"], "tokenizers")
+        short, right = Encoders(Short(), Short()), Encoders(reference, reference)
+        found = disagreement(short, right, ["hello", "over the lazy dog"], "tokenizers")
         expected = len(reference.encode(["over the lazy dog"])[0])
         assert found is not None
         assert f"(token {expected - 1} of {expected})" in found
