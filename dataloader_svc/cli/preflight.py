@@ -8,19 +8,21 @@ reads, by the rules that were resolved here: a tokenizer takes seconds to load, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from dataloader_svc import storage
 from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigProblems, DataloaderError
+from dataloader_svc.loader.agreement import decide_backend
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.sources.base import SOURCES
-from dataloader_svc.sources.index import build_index
-from dataloader_svc.transforms.text import Tokenizer
+from dataloader_svc.sources.index import make_format
+from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.storage import Storage
+from dataloader_svc.transforms.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +46,45 @@ def load_checked(path: Path) -> LoadedConfig:
     found = preflight(path)
     if found.problems or found.loaded is None:
         raise ConfigProblems(list(found.problems))
-    problems = _index(found.loaded)
+    readers, problems = _index(found.loaded)
     if problems:
         raise ConfigProblems(problems)
-    return found.loaded
+    tokenizer = next(iter(found.rules.values())).tokenizer
+    return _decided(found.loaded, tokenizer, readers)
 
 
-def _index(loaded: LoadedConfig) -> list[str]:
+def _decided(loaded: LoadedConfig, tokenizer: Tokenizer, readers: Mapping[str, SourceReader]) -> LoadedConfig:
+    """With the tokenizer's library named, so that every process of the job uses the same one."""
+    config = loaded.config
+    if config.tokenizer_backend != "auto":
+        return loaded
+    with progress_bars() as progress:
+        bar = progress.add_task("comparing tokenizers", total=len(readers))
+        cache = loaded.base_dir / config.index_cache
+        backend = decide_backend(tokenizer, readers, cache, lambda _: progress.advance(bar))
+    return replace(loaded, config=config.model_copy(update={"tokenizer_backend": backend}))
+
+
+def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:
     """Index every source, with progress where it takes time; what is wrong, a line each."""
     config, problems = loaded.config, []
+    readers: dict[str, SourceReader] = {}
     with progress_bars() as progress:
         for name, source in config.sources.items():
             bar = progress.add_task(f"indexing {name}", total=None)
             try:
-                build_index(
+                readers[name] = SourceReader(
                     name,
                     source,
                     loaded.base_dir,
                     loaded.base_dir / config.index_cache,
+                    config.seed,
                     lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
                 )
             except DataloaderError as error:
                 problems.append(loaded.problem(("sources", name), str(error)))
             progress.remove_task(bar)
-    return problems
+    return readers, problems
 
 
 def preflight(path: Path) -> Preflight:
@@ -84,14 +101,22 @@ def preflight(path: Path) -> Preflight:
 
 
 def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
+    storage = Storage()
     for name, source in loaded.config.sources.items():
         lines = []
         try:
             SOURCES.get(source.format)
         except DataloaderError as error:
             lines.append(loaded.problem(("sources", name, "format"), str(error)))
+            shards = storage.matches
+        else:
+            try:
+                shards = make_format(source, storage).list_shards
+            except DataloaderError as error:
+                lines.append(loaded.problem(("sources", name, "options"), str(error)))
+                shards = storage.matches
         try:
-            storage.expand(source.paths, loaded.base_dir)
+            shards(source.paths, loaded.base_dir)
         except DataloaderError as error:
             lines.append(loaded.problem(("sources", name, "path"), str(error)))
         yield name, lines
@@ -101,7 +126,7 @@ def _rule_problems(loaded: LoadedConfig, rules: dict[str, SampleRule]) -> Iterat
     """Fills `rules`."""
     config = loaded.config
     try:
-        tokenizer = Tokenizer.load(loaded.base_dir / config.tokenizer, config.tokenizer_backend)
+        tokenizer = Tokenizer.of(config, loaded.base_dir)
     except DataloaderError as error:
         yield loaded.problem(("tokenizer",), str(error))
         return

@@ -17,12 +17,28 @@ from dataloader_svc.config.schema import Config, TokenizerBackend
 from dataloader_svc.config.tokenizer_files import IDS_DEPEND_ON, read_settings, vocabulary_files
 
 _JOB_FIELDS = (
-    "seed", "tokenizer", "images", "media_tokens", "markers", "eos", "bos",
-    "tokenizer_backend", "tokenizer_options", "chat_template",
+    "seed",
+    "tokenizer",
+    "images",
+    "media_tokens",
+    "markers",
+    "eos",
+    "bos",
+    "tokenizer_backend",
+    "tokenizer_options",
+    "chat_template",
 )
 _SOURCE_FIELDS = (
-    "format", "text", "messages", "image", "video", "shuffle", "extent", "chat_template",
-    "options", "control_words",
+    "format",
+    "text",
+    "messages",
+    "image",
+    "video",
+    "shuffle",
+    "extent",
+    "chat_template",
+    "options",
+    "control_words",
 )
 
 

@@ -5,7 +5,7 @@ records of `base` are what somebody needs who adds a format.
 """
 
 from dataloader_svc.sources import jsonl, parquet, webdataset
-from dataloader_svc.sources.base import SOURCES, Extent, Fields, Rows, ShardIndex, SourceFormat
+from dataloader_svc.sources.base import SOURCES, Extent, Fields, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.index import SourceIndex, build_index
 from dataloader_svc.sources.order import Order
 from dataloader_svc.sources.reader import BlockSamples, SourceReader
@@ -15,6 +15,7 @@ __all__ = [
     "BlockSamples",
     "Extent",
     "Fields",
+    "FormatContext",
     "Order",
     "Rows",
     "ShardIndex",

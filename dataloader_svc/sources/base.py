@@ -1,19 +1,23 @@
 """What a format has to say, and nothing else: the order, leases, quarantine, resume and memory are ours.
 
 A format answers two questions: which *extents* a shard has (`index_shard`, once, cached by `index.py`), and
-what the rows of an extent hold (`read`). To add one, write a class with these two methods in one file and
+what the rows of an extent hold (`read`). To add one, write a subclass with these two methods in one file and
 register it: `@SOURCES.register("name")`, or the entry-point group `dataloader_svc.sources` from a package of
 your own. `dataloader_svc.testing.sources.SourceContract` is its exam. See docs/extending/source.md.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
+from dataloader_svc.config.schema import Model
 from dataloader_svc.errors import BadSample
 from dataloader_svc.registry import Registry
+from dataloader_svc.storage import Match, Storage
 
 
 class Extent(NamedTuple):
@@ -36,9 +40,13 @@ class Fields:
     """Which of a row's fields serve: role -> field name(s), from the YAML.
 
     Roles: `text`, `messages`, `image`, `video`. Several names for a role: the first that a row has.
+
+    raw   fields that the source's transforms look at (`filter`, `map`), by their own names: a column of
+          `Rows.raw` each, values as Python has them, None where a row lacks one
     """
 
     names: Mapping[str, tuple[str, ...]]
+    raw: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[str]:  # iterating gives the roles
         return iter(self.names)
@@ -52,11 +60,13 @@ class Rows:
                `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty for none.
                Every role of the source has a column.
     bad        row (index in this extent) -> why it can't be used. Its values in `columns` mean nothing.
+    raw        name -> one value a row, for each of `Fields.raw`
     """
 
     num_rows: int
     columns: dict[str, Sequence[Any]]
     bad: dict[int, BadSample] = field(default_factory=dict)
+    raw: dict[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +88,64 @@ class ShardIndex:
         return sum(extent.num_rows for extent in self.extents)
 
 
-class SourceFormat(Protocol):
-    """One format. Instances are made once a source and process; both methods may run in several threads.
+class NoOptions(Model):
+    """Of a format that has none of its own."""
 
-    A class may carry `index_version`, an int to raise when `index_shard` finds other extents than before:
-    cached indexes of another version are made anew.
+
+@dataclass(frozen=True, slots=True)
+class FormatContext:
+    """What a format is made with.
+
+    fields         which of a row's fields serve
+    storage        where bytes come from: do all reading through it
+    extent_bytes   about how much to read at once, where the format leaves the choice
+    options        `options:` of the source's YAML, checked by the format's `Options` model
     """
 
-    def __init__(self, fields: Fields, *, extent_bytes: int) -> None: ...
+    fields: Fields
+    storage: Storage = field(default_factory=Storage)
+    extent_bytes: int = 2**20
+    options: Model = field(default_factory=NoOptions)
 
+
+class SourceFormat(ABC):
+    """One format. Instances are made once a source and process; all methods may run in several threads.
+
+    The first line of the class's docstring is what `dataloader-svc formats` says of it.
+
+    index_version  raise it when `index_shard` finds other extents than before: cached indexes of another
+                   version are made anew
+    Options        what may stand under `options:` in a source's YAML
+    """
+
+    index_version: ClassVar[int] = 1
+    Options: ClassVar[type[Model]] = NoOptions
+
+    def __init__(self, context: FormatContext) -> None:
+        self.context = context
+
+    def list_shards(self, patterns: Sequence[str], base_dir: Path) -> list[Match]:
+        """The shards that `path:` means, in an order that never changes. Default: the files it matches.
+
+        Raises SourceError where there are none.
+        """
+        return self.context.storage.matches(patterns, base_dir)
+
+    @abstractmethod
     def index_shard(self, path: str) -> ShardIndex:
         """Find the extents of a shard, reading as little as the format allows.
 
         Raises SourceError for a shard that can't be used at all (unreadable, or a field of a type that can't
         serve). Rows that are bad one by one are no business of the index: they count as rows.
         """
-        ...
 
+    @abstractmethod
     def read(self, path: str, extent: Extent) -> Rows:
         """Read all rows of an extent. A pure function of the file: reading twice gives equal rows.
 
         Raises SourceError only where the whole extent can't be read, or where it holds another number of
         rows than the index says; a bad row goes to `Rows.bad`.
         """
-        ...
 
 
 SOURCES: Registry[type[SourceFormat]] = Registry("format", "dataloader_svc.sources")

@@ -1,7 +1,7 @@
 """All shards of a source and their extents as columns: what an order is made from.
 
-Lists the files (`storage.matches`), has each indexed once by its format, in a few threads, through the cache
-(`index_cache.py`). A shard that can't be used is recorded with its reason and gives no rows; the source fails
+Lists the files (`SourceFormat.list_shards`), has each indexed once by its format, in a few threads, through
+the cache (`index_cache.py`). A shard that can't be used is recorded with its reason and gives no rows; the source fails
 only where nothing is left. Knows no order and no epoch: `order.py` goes on from here.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from dataloader_svc.config.schema import Source
-from dataloader_svc.errors import SourceError
-from dataloader_svc.sources.base import SOURCES, Extent, ShardIndex, SourceFormat
+from dataloader_svc.config.schema import Model, Source
+from dataloader_svc.errors import ConfigError, SourceError
+from dataloader_svc.registry import nearest
+from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index_cache import CorruptIndex, IndexCache
-from dataloader_svc.storage import FileStat, Match, matches, stat
+from dataloader_svc.storage import FileStat, Match, Storage
 
 Progress = Callable[[int, int], None]
 """Called with (shards done, shards in all), from the calling thread."""
@@ -103,9 +105,25 @@ class _Shard:
     bad: str | None = None
 
 
-def make_format(source: Source) -> SourceFormat:
-    """The format of a source, bound to its fields. ConfigError for an unknown name."""
-    return SOURCES.get(source.format)(fields_of(source), extent_bytes=source.extent)
+def make_format(source: Source, storage: Storage) -> SourceFormat:
+    """The format of a source, bound to its fields. ConfigError for an unknown name or option."""
+    made = SOURCES.get(source.format)
+    options = checked_options(made, source.options)
+    return made(FormatContext(fields_of(source), storage, source.extent, options))
+
+
+def checked_options(made: type[SourceFormat], options: Mapping[str, object]) -> Model:
+    """`options:` of a source as the format's own model. Raises ConfigError that names the option."""
+    try:
+        return made.Options.model_validate(dict(options))
+    except ValidationError as error:
+        known = sorted(made.Options.model_fields)
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            allowed = f"known: {', '.join(known)}{nearest(name, known)}" if known else "this format has none"
+            raise ConfigError(f"options: unknown option {name!r}; {allowed}") from None
+        raise ConfigError(f"options: {name}: {first['msg']}, found {first['input']!r}") from None
 
 
 def build_index(
@@ -114,16 +132,19 @@ def build_index(
     base_dir: Path,
     cache_dir: Path | None,
     progress: Progress | None = None,
+    *,
+    storage: Storage | None = None,
 ) -> SourceIndex:
     """Index every shard of a source, from the cache where it is fresh. Safe for several processes at once.
 
     Raises SourceError where no file matches, no shard is usable, no row is found, or all lack a mapped field.
     """
+    storage = storage or Storage()
+    maker = make_format(source, storage)
     try:
-        found = matches(source.paths, base_dir)
+        found = maker.list_shards(source.paths, base_dir)
     except SourceError as error:
         raise SourceError(f"source {name!r}: {error}") from error
-    maker = make_format(source)
     cache = None if cache_dir is None else IndexCache(cache_dir, _options(source, maker))
     shards: list[_Shard] = []
     with ThreadPoolExecutor(max_workers=min(_THREADS, len(found)), thread_name_prefix="index") as pool:
@@ -138,7 +159,7 @@ def build_index(
 def _index_one(match: Match, maker: SourceFormat, cache: IndexCache | None) -> _Shard:
     size = 0
     try:
-        before = stat(match.path)
+        before = maker.context.storage.stat(match.path)
         size = before.size
         index, warnings = _cached(match.path, before, maker, cache)
     except SourceError as error:  # never cached: a permission can be mended without touching the file
@@ -158,7 +179,7 @@ def _cached(
         if index is not None:
             return index, warnings
     index = maker.index_shard(path)
-    if stat(path) != before:
+    if maker.context.storage.stat(path) != before:
         raise SourceError(f"{path}: changed while it was indexed; wait until it is written, then start again")
     if cache is not None:
         try:
@@ -170,9 +191,9 @@ def _cached(
 
 def _options(source: Source, maker: SourceFormat) -> str:
     """Everything besides the file that `index_shard` depends on."""
-    version = getattr(type(maker), "index_version", 1)
-    names = dict(fields_of(source).names)
-    return json.dumps([source.format, version, source.extent, names], sort_keys=True)
+    names = dict(maker.context.fields.names)
+    options = maker.context.options.model_dump(mode="json")
+    return json.dumps([source.format, maker.index_version, source.extent, names, options], sort_keys=True)
 
 
 def _refuse_useless(name: str, source: Source, shards: Sequence[_Shard]) -> None:

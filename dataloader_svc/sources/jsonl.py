@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_svc import storage
 from dataloader_svc.errors import BadSample, Reason, SourceError
-from dataloader_svc.sources.base import SOURCES, Extent, Fields, Rows, ShardIndex
+from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import kind_of, row_values
 
 _CHUNK = 2**20
@@ -30,16 +29,17 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @SOURCES.register("jsonl")
-class JsonLines:
+class JsonLines(SourceFormat):
     """`offset`, `length`: byte range. `extra`: line number of its first line, from 1."""
 
-    def __init__(self, fields: Fields, *, extent_bytes: int) -> None:
-        self._fields = fields
-        self._extent_bytes = extent_bytes
+    def __init__(self, context: FormatContext) -> None:
+        super().__init__(context)
+        self._fields = context.fields
+        self._extent_bytes = context.extent_bytes
 
     def index_shard(self, path: str) -> ShardIndex:
         """Scan for line ends: one pass over the file at about the speed of the disk."""
-        with storage.open_local(path) as file:
+        with self.context.storage.open(path) as file:
             try:
                 start = _check_encoding(path, file.read(4))
                 file.seek(start)
@@ -53,7 +53,7 @@ class JsonLines:
 
     def read(self, path: str, extent: Extent) -> Rows:
         """Parse the lines of a byte range."""
-        data = storage.read_range(path, extent.offset, extent.length)
+        data = self.context.storage.read_range(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._fields}
         bad: dict[int, BadSample] = {}
         row = 0

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_svc import storage
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sample import BlockId, RowRef
@@ -23,6 +22,7 @@ from dataloader_svc.sources.base import Extent, Rows
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index import Progress, build_index, make_format
 from dataloader_svc.sources.order import Order
+from dataloader_svc.storage import Storage
 
 _ORDERS_KEPT = 3  # the epoch being read, the next one looked ahead to, and one that is re-read
 
@@ -63,15 +63,20 @@ class SourceReader:
         cache_dir: Path | None,
         seed: int,
         progress: Progress | None = None,
+        *,
+        storage: Storage | None = None,
     ) -> None:
         self.name = name
         self.source = source
         self.fields = fields_of(source)
-        self.index = build_index(name, source, base_dir, cache_dir, progress)
-        self._format = make_format(source)
+        self._storage = storage or Storage()
+        self.index = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
+        self._format = make_format(source, self._storage)
         self._seed = seed
         self._block_bytes = source.shuffle.block if source.shuffle else None
-        self._media_root = None if source.media_root is None else base_dir.absolute() / source.media_root
+        self._media_root: str | None = None
+        if source.media_root is not None:
+            self._media_root = self._storage.join(str(base_dir.absolute()), source.media_root)
         self._orders: OrderedDict[int, Order] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -133,12 +138,15 @@ class SourceReader:
             paths=self.index.paths,
         )
 
+    def read_extent(self, number: int) -> Rows:
+        """All rows of an extent of the index; bad ones where it can't be read."""
+        return self._read_extent(*self.index.extent(number))
+
     def read_media(self, path: str, shard: str) -> bytes:
         """Bytes of a media file named by a row of `shard`: below `media_root`, or else the shard's folder."""
-        root = Path(shard).parent if self._media_root is None else self._media_root
+        root = shard.rpartition("/")[0] if self._media_root is None else self._media_root
         try:
-            where = storage.local_path(path)
-            return storage.read_all(str(root / where))
+            return self._storage.read_all(self._storage.join(root, path))
         except (SourceError, ValueError) as error:  # ValueError: a NUL in the name
             raise BadSample(Reason.MISSING_FILE, str(error)) from error
 
@@ -146,7 +154,7 @@ class SourceReader:
         """Rows of an extent; where it can't be read, as many bad ones."""
         path = self.index.paths[shard]
         try:
-            size = storage.stat(path).size
+            size = self._storage.stat(path).size
             if size != self.index.sizes[shard]:
                 raise SourceError(f"{path}: had {self.index.sizes[shard]} bytes when indexed, has {size} now")
             return self._format.read(path, extent)

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataloader_svc import storage
 from dataloader_svc.errors import BadSample, Reason, SourceError
-from dataloader_svc.sources.base import SOURCES, Extent, Fields, Rows, ShardIndex
+from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import describe_missing, messages_value, missing_field
 from dataloader_svc.sources.tar import BLOCK, Damaged, Member, check_header, members
 
@@ -44,20 +43,21 @@ class _Sample:
 
 
 @SOURCES.register("webdataset")
-class WebDataset:
+class WebDataset(SourceFormat):
     """`offset`, `length`: byte range. `num_bytes` counts the mapped members only."""
 
-    def __init__(self, fields: Fields, *, extent_bytes: int) -> None:
-        self._names = {role: tuple(map(str.lower, names)) for role, names in fields.names.items()}
-        self._extent_bytes = extent_bytes
+    def __init__(self, context: FormatContext) -> None:
+        super().__init__(context)
+        self._names = {role: tuple(map(str.lower, names)) for role, names in context.fields.names.items()}
+        self._extent_bytes = context.extent_bytes
 
     def index_shard(self, path: str) -> ShardIndex:
         """Walk the headers; data is not read."""
-        size = storage.stat(path).size
+        size = self.context.storage.stat(path).size
         if size == 0:
             return ShardIndex((), (f"{path}: is an empty file",))
         warnings: list[str] = []
-        with storage.open_local(path) as file:
+        with self.context.storage.open(path) as file:
 
             def read(offset: int, length: int) -> bytes:
                 file.seek(offset)
@@ -81,7 +81,7 @@ class WebDataset:
 
     def read(self, path: str, extent: Extent) -> Rows:
         """All samples of a byte range: one read, then views of it."""
-        data = storage.read_range(path, extent.offset, extent.length)
+        data = self.context.storage.read_range(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._names}
         bad: dict[int, BadSample] = {}
         row = 0

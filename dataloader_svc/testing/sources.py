@@ -25,6 +25,7 @@ from dataloader_svc.sample import BlockId, keyed_rng
 from dataloader_svc.sources import SourceReader
 from dataloader_svc.sources.base import Extent, Rows, SourceFormat
 from dataloader_svc.sources.index import make_format
+from dataloader_svc.storage import Storage
 from dataloader_svc.testing.data import WRITERS, TinyRow, tiny_rows, write_source
 
 _DAMAGED_COPIES = 60
@@ -55,7 +56,7 @@ class SourceContract:
 
     def test_extents_cover_the_rows_without_gaps(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(50), extent=300)
-        index = make_format(source).index_shard(_only(tmp_path, format_name))
+        index = make_format(source, Storage()).index_shard(_only(tmp_path, format_name))
         ends = list(itertools.accumulate(extent.num_rows for extent in index.extents))
         assert [extent.first_row for extent in index.extents] == [0, *ends[:-1]]
         assert index.num_rows == ends[-1] == 50
@@ -96,7 +97,7 @@ class SourceContract:
 
     def test_two_readers_at_once_and_twice_give_the_same(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(50, image_side=4), extent=300)
-        path, maker = _only(tmp_path, format_name), make_format(source)
+        path, maker = _only(tmp_path, format_name), make_format(source, Storage())
         extents = maker.index_shard(path).extents
         once = [_plain(maker.read(path, extent)) for extent in extents]
         with ThreadPoolExecutor(4) as pool:
@@ -107,9 +108,9 @@ class SourceContract:
         source = write_source(tmp_path, format_name, tiny_rows(1))
         path = str(tmp_path / "not-here")
         with pytest.raises(SourceError, match="not-here"):
-            make_format(source).index_shard(path)
+            make_format(source, Storage()).index_shard(path)
         with pytest.raises(SourceError, match="not-here"):
-            make_format(source).read(path, Extent(0, 1, 0, 1, 1))
+            make_format(source, Storage()).read(path, Extent(0, 1, 0, 1, 1))
 
     @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"\xff\xfe<html>404</html>" * 100])
     def test_a_file_that_is_none_gives_no_good_row(
@@ -118,11 +119,11 @@ class SourceContract:
         source = write_source(tmp_path, format_name, tiny_rows(1))
         path = tmp_path / "other"
         path.write_bytes(content)
-        assert _good_texts(make_format(source), str(path)) == []
+        assert _good_texts(make_format(source, Storage()), str(path)) == []
 
     def test_an_extent_that_is_not_there_is_an_error(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(10), extent=200)
-        path, maker = _only(tmp_path, format_name), make_format(source)
+        path, maker = _only(tmp_path, format_name), make_format(source, Storage())
         extent = maker.index_shard(path).extents[-1]
         for wrong in (extent._replace(offset=10**9), extent._replace(num_rows=extent.num_rows + 1)):
             with pytest.raises(SourceError, match="part-0000"):
@@ -131,7 +132,7 @@ class SourceContract:
     def test_a_cut_file_gives_a_part_of_its_rows(self, format_name: str, tmp_path: Path) -> None:
         rows = tiny_rows(20)
         source = write_source(tmp_path, format_name, rows, extent=300)
-        path, maker = Path(_only(tmp_path, format_name)), make_format(source)
+        path, maker = Path(_only(tmp_path, format_name)), make_format(source, Storage())
         whole = path.read_bytes()
         for part in range(1, 20):
             path.write_bytes(whole[: len(whole) * part // 20])
@@ -140,7 +141,7 @@ class SourceContract:
 
     def test_a_file_cut_after_indexing_never_gives_wrong_rows(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(20), extent=300)
-        path, maker = Path(_only(tmp_path, format_name)), make_format(source)
+        path, maker = Path(_only(tmp_path, format_name)), make_format(source, Storage())
         whole, extents = path.read_bytes(), maker.index_shard(str(path)).extents
         expected = [_plain(maker.read(str(path), extent)) for extent in extents]
         path.write_bytes(whole[: len(whole) // 2])
@@ -152,7 +153,7 @@ class SourceContract:
 
     def test_damage_raises_nothing_but_source_errors(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(20), extent=300)
-        path, maker = Path(_only(tmp_path, format_name)), make_format(source)
+        path, maker = Path(_only(tmp_path, format_name)), make_format(source, Storage())
         whole = path.read_bytes()
         rng = keyed_rng(0, "damage", format_name)
         for _ in range(_DAMAGED_COPIES):
@@ -186,7 +187,7 @@ def _only(folder: Path, format_name: str) -> str:
 
 def _read_shard(source: Source, path: str) -> tuple[Sequence[Extent], list[Any]]:
     """The extents, and for each row its values by role, or its BadSample."""
-    maker = make_format(source)
+    maker = make_format(source, Storage())
     extents = maker.index_shard(path).extents
     rows: list[Any] = []
     for extent in extents:

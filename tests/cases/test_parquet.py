@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dataloader_svc.errors import BadSample, Reason
-from dataloader_svc.sources.base import Fields
+from dataloader_svc.sources.base import Fields, FormatContext
 from dataloader_svc.sources.parquet import Parquet
 from tests.cases.read import DATA, colour, read
 
@@ -30,7 +30,7 @@ def test_37_nested_images():
 
 def test_37_many_images():
     path = str(DATA / "37-parquet-nested-images/many.parquet")
-    maker = Parquet(Fields({"image": ("images",)}), extent_bytes=1)
+    maker = Parquet(FormatContext(Fields({"image": ("images",)}), extent_bytes=1))
     rows = [maker.read(path, extent) for extent in maker.index_shard(path).extents]
     assert all(part.bad == {} for part in rows)
     media = [cell for part in rows for cell in part.columns["image"]]

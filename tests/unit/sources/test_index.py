@@ -10,7 +10,7 @@ import pytest
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import ConfigError, SourceError
 from dataloader_svc.sources import build_index
-from dataloader_svc.sources.base import SOURCES, Extent, ShardIndex
+from dataloader_svc.sources.base import SOURCES, Extent, ShardIndex, SourceFormat
 from dataloader_svc.testing.data import tiny_rows, write_source
 
 
@@ -183,9 +183,9 @@ def test_a_source_without_rows_is_an_error(tmp_path, files, words):
 
 
 def test_a_field_that_only_some_shards_lack_is_a_warning(tmp_path, monkeypatch):
-    class Format:
-        def __init__(self, fields, *, extent_bytes):
-            pass
+    class Format(SourceFormat):
+        def read(self, path, extent):
+            raise AssertionError("only indexed here")
 
         def index_shard(self, path):
             missing = json.loads(Path(path).read_text())

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from dataloader_svc.errors import Reason, SourceError
 from dataloader_svc.sources import jsonl
-from dataloader_svc.sources.base import Extent, Fields
+from dataloader_svc.sources.base import Extent, Fields, FormatContext
 from dataloader_svc.sources.jsonl import JsonLines
 
 FIELDS = Fields({"text": ("text",)})
 
 
 def read_all(path, extent_bytes=2**20):
-    maker = JsonLines(FIELDS, extent_bytes=extent_bytes)
+    maker = JsonLines(FormatContext(FIELDS, extent_bytes=extent_bytes))
     index = maker.index_shard(str(path))
     return index, [maker.read(str(path), extent) for extent in index.extents]
 
@@ -31,7 +31,7 @@ def test_extents_against_a_naive_count(tmp_path_factory, parts, last_line_ends, 
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_CHUNK", chunk)
-        extents = JsonLines(FIELDS, extent_bytes=extent_bytes).index_shard(str(path)).extents
+        extents = JsonLines(FormatContext(FIELDS, extent_bytes=extent_bytes)).index_shard(str(path)).extents
 
     rows, at = [], 0  # (offset, end, line number) of each line that is not blank
     for number, line in enumerate(_split(data), 1):
@@ -122,6 +122,6 @@ def test_files_that_are_something_else(tmp_path, head, word):
 def test_a_file_that_changed_between(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "b"}\n')
-    maker = JsonLines(FIELDS, extent_bytes=100)
+    maker = JsonLines(FormatContext(FIELDS, extent_bytes=100))
     with pytest.raises(SourceError, match="1 rows when indexed, 2 now"):
         maker.read(str(path), Extent(0, 1, 0, 28, 28, 1))

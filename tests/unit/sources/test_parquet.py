@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dataloader_svc.errors import Reason, SourceError
-from dataloader_svc.sources.base import Fields
+from dataloader_svc.sources.base import Fields, FormatContext
 from dataloader_svc.sources.parquet import Parquet
 
 TEXTS = ["a", "", None, "猫" * 50]
@@ -17,7 +17,7 @@ def write(tmp_path, columns, **options):
 
 def read_all(path, **names):
     fields = Fields({role: (name,) if isinstance(name, str) else name for role, name in names.items()})
-    maker = Parquet(fields, extent_bytes=1)
+    maker = Parquet(FormatContext(fields, extent_bytes=1))
     index = maker.index_shard(path)
     return index, [maker.read(path, extent) for extent in index.extents]
 
@@ -154,7 +154,7 @@ def test_two_columns_of_one_name(tmp_path):
 
 def test_a_rewritten_file_is_not_read_with_the_old_footer(tmp_path):
     path = write(tmp_path, {"t": ["old"] * 4}, row_group_size=2)
-    maker = Parquet(Fields({"text": ("t",)}), extent_bytes=1)
+    maker = Parquet(FormatContext(Fields({"text": ("t",)}), extent_bytes=1))
     first, second = maker.index_shard(path).extents
     assert maker.read(path, first).columns["text"] == ["old", "old"]
     write(tmp_path, {"t": ["new, and longer"] * 4}, row_group_size=2)
@@ -162,7 +162,7 @@ def test_a_rewritten_file_is_not_read_with_the_old_footer(tmp_path):
 
 
 def test_footers_are_kept_within_a_limit(tmp_path):
-    maker = Parquet(Fields({"text": ("t",)}), extent_bytes=1)
+    maker = Parquet(FormatContext(Fields({"text": ("t",)}), extent_bytes=1))
     maker._footers._limit = 5000
     for number in range(6):
         path = tmp_path / f"{number}.parquet"

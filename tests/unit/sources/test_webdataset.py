@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dataloader_svc.errors import Reason, SourceError
-from dataloader_svc.sources.base import Fields
+from dataloader_svc.sources.base import Fields, FormatContext
 from dataloader_svc.sources.webdataset import WebDataset
 
 FIELDS = Fields({"text": ("txt",), "image": ("jpg", "png")})
@@ -22,7 +22,7 @@ def shard(tmp_path, *entries):
 
 
 def read_all(path, fields=FIELDS, extent_bytes=2**20):
-    maker = WebDataset(fields, extent_bytes=extent_bytes)
+    maker = WebDataset(FormatContext(fields, extent_bytes=extent_bytes))
     index = maker.index_shard(path)
     read = [maker.read(path, extent) for extent in index.extents]
     texts = [text for rows in read for text in rows.columns["text"]]
@@ -94,8 +94,8 @@ def test_text_and_messages_that_are_none(tmp_path):
     assert texts[1:3] == ["with mark", ""]
     assert rows.bad[0].reason is Reason.BAD_RECORD
     assert "'a.txt' is not UTF-8" in rows.bad[0].detail
-    rows = WebDataset(Fields({"messages": ("json",)}), extent_bytes=1).index_shard(path)
-    maker = WebDataset(Fields({"messages": ("json",)}), extent_bytes=10**6)
+    rows = WebDataset(FormatContext(Fields({"messages": ("json",)}), extent_bytes=1)).index_shard(path)
+    maker = WebDataset(FormatContext(Fields({"messages": ("json",)}), extent_bytes=10**6))
     (extent,) = maker.index_shard(path).extents
     rows = maker.read(path, extent)
     assert rows.columns["messages"][3] == [{"role": "user", "content": "x"}]

@@ -2,8 +2,10 @@ import os
 
 import pytest
 
-from dataloader_svc import storage
 from dataloader_svc.errors import SourceError
+from dataloader_svc.storage import Storage
+
+storage = Storage()
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_ranges(tree):
         storage.read_range(path, 4, 20)
 
 
-@pytest.mark.parametrize("call", [storage.stat, storage.open_local, storage.read_all])
+@pytest.mark.parametrize("call", [storage.stat, storage.open, storage.read_all])
 def test_unreadable_files_are_named(tree, call):
     with pytest.raises(SourceError, match=r"nowhere\.tar: no such file"):
         call(str(tree / "nowhere.tar"))

@@ -40,68 +40,76 @@ class FileStat(NamedTuple):
     mtime_ns: int
 
 
-def expand(patterns: Sequence[str], base_dir: Path) -> list[str]:
-    """Absolute paths of the files that `patterns` name; see `matches`."""
-    return [match.path for match in matches(patterns, base_dir)]
+class Storage:
+    """Where the files of a job are read. One per process; safe to call from several threads.
 
-
-def matches(patterns: Sequence[str], base_dir: Path) -> list[Match]:
-    """Files named by globs (`*`, `?`, `[..]`, `**`), braces (`{0000..0031}`, `{a,b}`) or plain paths.
-
-    Patterns keep their order; inside one, braces keep theirs and the files of a glob are sorted. A file that
-    is named twice is listed once. Hidden files are matched only by a pattern that begins with a dot.
-    Raises SourceError for a missing file or a pattern without match, naming the folder that was looked in.
+    Local files only: a path with another scheme is refused in `local_path`.
     """
-    found: dict[str, Match] = {}
-    for pattern in patterns:
-        for match in _matches_of(pattern, base_dir):
-            found.setdefault(match.path, match)
-    return list(found.values())
 
+    def expand(self, patterns: Sequence[str], base_dir: Path) -> list[str]:
+        """Absolute paths of the files that `patterns` name; see `matches`."""
+        return [match.path for match in self.matches(patterns, base_dir)]
 
-def stat(path: str) -> FileStat:
-    """Size and mtime of a file."""
-    try:
-        result = Path(local_path(path)).stat()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return FileStat(result.st_size, result.st_mtime_ns)
+    def matches(self, patterns: Sequence[str], base_dir: Path) -> list[Match]:
+        """Files named by globs (`*`, `?`, `[..]`, `**`), braces (`{0000..0031}`, `{a,b}`) or plain paths.
 
+        Patterns keep their order; inside one, braces keep theirs and the files of a glob are sorted. A file
+        that is named twice is listed once. Hidden files are matched only by a pattern that begins with a dot.
+        Raises SourceError for a missing file or a pattern without match, naming the folder looked in.
+        """
+        found: dict[str, Match] = {}
+        for pattern in patterns:
+            for match in _matches_of(pattern, base_dir):
+                found.setdefault(match.path, match)
+        return list(found.values())
 
-def open_local(path: str) -> BinaryIO:
-    """The file, open for reading, without a buffer: callers read in large pieces."""
-    try:
-        return Path(local_path(path)).open("rb", buffering=0)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def read_range(path: str, offset: int, length: int) -> bytes:
-    """Exactly `length` bytes from `offset` on; SourceError if the file ends before."""
-    with open_local(path) as file:
+    def stat(self, path: str) -> FileStat:
+        """Size and mtime of a file."""
         try:
-            parts = list(_pread(file.fileno(), offset, length))
+            result = Path(self.local_path(path)).stat()
         except OSError as error:
             raise _unreadable(path, error) from error
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    if len(data) != length:
-        raise SourceError(
-            f"{path}: wanted {length} bytes at {offset}, the file ended after {len(data)}; "
-            "has it changed since it was indexed?"
-        )
-    return data
+        return FileStat(result.st_size, result.st_mtime_ns)
+
+    def open(self, path: str) -> BinaryIO:
+        """The file, open for reading, without a buffer: callers read in large pieces."""
+        try:
+            return Path(self.local_path(path)).open("rb", buffering=0)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset` on; SourceError if the file ends before."""
+        with self.open(path) as file:
+            try:
+                parts = list(_pread(file.fileno(), offset, length))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(data) != length:
+            raise SourceError(
+                f"{path}: wanted {length} bytes at {offset}, the file ended after {len(data)}; "
+                "has it changed since it was indexed?"
+            )
+        return data
+
+    def read_all(self, path: str) -> bytes:
+        """The whole file."""
+        try:
+            return Path(self.local_path(path)).read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def join(self, folder: str, path: str) -> str:
+        """`path` as named by a row: below `folder`, unless it is absolute or has a scheme itself."""
+        return str(Path(folder) / _local_path(path))
+
+    def local_path(self, path: str) -> str:
+        """The path on this machine: `file://` is taken off, any other scheme is a SourceError."""
+        return _local_path(path)
 
 
-def read_all(path: str) -> bytes:
-    """The whole file."""
-    try:
-        return Path(local_path(path)).read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def local_path(path: str) -> str:
-    """The path on this machine: `file://` is taken off, any other scheme is a SourceError."""
+def _local_path(path: str) -> str:
     scheme = _SCHEME.match(path)
     if scheme is None:
         return path
@@ -113,7 +121,7 @@ def local_path(path: str) -> str:
 
 
 def _matches_of(pattern: str, base_dir: Path) -> list[Match]:
-    where = base_dir.absolute() / Path(local_path(pattern)).expanduser()
+    where = base_dir.absolute() / Path(_local_path(pattern)).expanduser()
     if where.is_file():
         return [Match(os.path.normpath(where), where.name)]
     if where.is_dir():

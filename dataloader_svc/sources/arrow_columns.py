@@ -1,0 +1,169 @@
+"""Arrow tables as rows: which columns serve a role, and their values as `base.Rows` promises them.
+
+Shared by every format that Arrow reads (parquet, Arrow IPC, ...). Columns are found by name in each shard, so
+shards may differ in order and in columns nobody maps. Knows no file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from dataloader_svc.errors import BadSample, Reason, SourceError
+from dataloader_svc.sources.base import Fields, Rows
+from dataloader_svc.sources.fields import describe_missing, media_value, messages_value
+
+
+def check_schema(path: str, schema: pa.Schema, fields: Fields) -> dict[str, str]:
+    """Role -> what the shard has instead, of roles that no column can serve (`ShardIndex.missing`).
+
+    Raises SourceError for a column of a type that can't serve its role, or that is there twice.
+    """
+    for role, names in fields.names.items():
+        for name in names:
+            _check_type(path, schema, role, name)
+    return {
+        role: "column " + describe_missing(names, schema.names)
+        for role, names in fields.names.items()
+        if not set(names) & set(schema.names)
+    }
+
+
+def columns_in_use(schema: pa.Schema, fields: Fields) -> list[str]:
+    """Names of the columns to read, of those that are there."""
+    wanted = dict.fromkeys(name for names in fields.names.values() for name in names)
+    return [name for name in (*wanted, *fields.raw) if name in schema.names]
+
+
+def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
+    """All rows of a table that holds `columns_in_use`; `num_rows` also where it has no column at all."""
+    bad: dict[int, BadSample] = {}
+    columns: dict[str, Any] = {}
+    for role, names in fields.names.items():
+        here = [(name, table.column(name)) for name in names if name in table.schema.names]
+        if not here:
+            error = BadSample(Reason.MISSING_FIELD, f"this shard has no column {' or '.join(names)}")
+            columns[role] = [None] * num_rows
+            bad.update((row, error) for row in range(num_rows) if row not in bad)
+        elif role == "text":
+            columns[role] = _text_column(*here[0], bad)
+        else:
+            columns[role] = _object_column(role, here, num_rows, bad)
+    raw: dict[str, Any] = {
+        name: _to_python(table.column(name)) if name in table.schema.names else [None] * num_rows
+        for name in fields.raw
+    }
+    return Rows(num_rows, columns, bad, raw)
+
+
+def _text_column(name: str, column: pa.ChunkedArray, bad: dict[int, BadSample]) -> list[str | None]:
+    """Strings of a column, converted at once; null and undecodable ones are None and in `bad`."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        column = column.cast(pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary())
+    values: list[Any]
+    try:
+        values = column.to_numpy().tolist()
+    except (UnicodeDecodeError, pa.ArrowException):  # some value is not UTF-8: find out which
+        values = column.cast(pa.large_binary()).to_numpy().tolist()
+    for row, value in enumerate(values):
+        if value is None:
+            bad.setdefault(row, BadSample(Reason.MISSING_FIELD, f"column {name!r} is null"))
+        elif isinstance(value, bytes):
+            try:
+                values[row] = value.decode()
+            except UnicodeDecodeError as error:
+                values[row] = None
+                detail = f"column {name!r} is not UTF-8 at byte {error.start}"
+                bad.setdefault(row, BadSample(Reason.BAD_RECORD, detail))
+    return values
+
+
+def _object_column(
+    role: str, columns: list[tuple[str, pa.ChunkedArray]], num_rows: int, bad: dict[int, BadSample]
+) -> list[Any]:
+    """Messages or media: of several columns the first that is not null in a row."""
+    raw = [(name, _is_list(column.type), _to_python(column)) for name, column in columns]
+    values: list[Any] = [None] * num_rows
+    for row in range(num_rows):
+        name, is_list, cells = next((entry for entry in raw if entry[2][row] is not None), raw[0])
+        cell = cells[row]
+        try:
+            if isinstance(cell, UnicodeDecodeError):
+                raise BadSample(Reason.BAD_RECORD, f"column {name!r} is not UTF-8")
+            if role == "messages":
+                values[row] = messages_value(cell, name)
+            else:
+                values[row] = media_value(cell, name, null_is_none=is_list)
+        except BadSample as error:
+            bad.setdefault(row, error)
+    return values
+
+
+def _to_python(column: pa.ChunkedArray) -> list[Any]:
+    """Python values; a cell with a string that is not UTF-8 is the error itself."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = []
+        for row in range(len(column)):
+            try:
+                values.append(column[row].as_py())
+            except UnicodeDecodeError as error:
+                values.append(error)
+    return values
+
+
+def _check_type(path: str, schema: pa.Schema, role: str, name: str) -> None:
+    """SourceError for a column whose type can't serve the role, or that is there twice."""
+    places = schema.get_all_field_indices(name)
+    if not places:
+        return
+    if len(places) > 1:
+        raise SourceError(f"{path}: has {len(places)} columns called {name!r}")
+    found = schema.field(places[0]).type
+    wanted = {"text": "a string", "messages": "a list of structs {role, content}"}.get(
+        role, "binary, a string (a path), a struct {bytes, path}, or a list of them"
+    )
+    if not _serves(role, found):
+        raise SourceError(f"{path}: {role}: column {name!r} is {found}; it must be {wanted}")
+
+
+def _serves(role: str, found: pa.DataType) -> bool:
+    if isinstance(found, pa.BaseExtensionType):
+        found = found.storage_type
+    if pa.types.is_null(found):
+        return True  # every row is null, which is told row by row
+    if role == "text":
+        return _is_bytes(found)
+    if role == "messages":
+        return _is_list(found) and pa.types.is_struct(found.value_type)
+    if _is_list(found):
+        return not _is_list(found.value_type) and _serves(role, found.value_type)
+    return _is_bytes(found) or (
+        pa.types.is_struct(found)
+        and any(field.name in ("bytes", "path") and _is_bytes(field.type) for field in found)
+    )
+
+
+def _is_list(found: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
+    )
+
+
+def _is_bytes(found: pa.DataType) -> bool:
+    """Strings or binary, plain or as dictionary."""
+    if pa.types.is_dictionary(found):
+        return _is_bytes(found.value_type)
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+    )
+    return any(test(found) for test in tests)
