@@ -1,8 +1,8 @@
 """All shards of a source and their extents as columns: what an order is made from.
 
 Lists the files (`SourceFormat.list_shards`), has each indexed once by its format, in a few threads, through
-the cache (`index_cache.py`). A shard that can't be used is recorded with its reason and gives no rows; the source fails
-only where nothing is left. Knows no order and no epoch: `order.py` goes on from here.
+the cache (`index_cache.py`). A shard that can't be used is recorded with its reason and gives no rows; the
+source fails only where nothing is left. Knows no order and no epoch: `order.py` goes on from here.
 """
 
 from __future__ import annotations
