@@ -77,6 +77,8 @@ class Reason(StrEnum):
     BAD_SHAPE = "bad_shape"  # zero sides, absurd aspect
     TRUNCATED = "truncated"
     DECODE_FAILED = "decode_failed"
+    DECODE_TIMEOUT = "decode_timeout"  # not done within loader.decode_timeout
+    DECODER_CRASHED = "decoder_crashed"  # it ended the process that ran it, and did so again
     TOO_LONG = "too_long"  # the source's `too_long: drop` rule
     BAD_MESSAGES = "bad_messages"  # chat messages that the template refuses
     MAP_FAILED = "map_failed"  # a user's function raised

@@ -85,6 +85,15 @@ def _media_problems(config: Config) -> Iterator[Problem]:
     if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
         message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
         yield ("sequence_length",), f"{message} (images.min_pixels {config.images.min_pixels})"
+    token = (config.images.patch * config.images.merge) ** 2
+    for name, source in config.sources.items():
+        video = source.video
+        if video is not None and video.max_clip_pixels < video.most_frames * token:
+            message = (
+                f"{video.max_clip_pixels} pixels are too few for {video.most_frames} frames of at least one "
+                f"token ({token} pixels): at least {video.most_frames * token}, or fewer frames"
+            )
+            yield ("sources", name, "video", "max_clip_pixels"), message
 
 
 def smallest_picture(images: Images) -> int:

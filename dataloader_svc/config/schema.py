@@ -75,13 +75,34 @@ class VideoFields(Model):
     field: str = Field(description="Column, JSON key or tar extension that holds the video or its path.")
     fps: float | None = Field(default=None, gt=0, description="Frames a second to take.")
     frames: int | None = Field(default=None, gt=0, description="A fixed number of evenly spaced frames.")
+    keyframes: bool = Field(
+        default=False,
+        description="true: the frames that decoding can start at, which cost least. With none of the three: "
+        "as many evenly spaced frames as there may be.",
+    )
     max_frames: int = Field(default=32, gt=0, description="Upper limit of frames a clip.")
+    max_clip_pixels: int = Field(
+        default=28 * 28 * 24_576,
+        gt=0,
+        description="Pixels of all frames together: where there are many, each is smaller, by the rule of "
+        "pictures. The default is Qwen2-VL's, 24,576 tokens of 28 x 28.",
+    )
+    backend: Literal["auto", "decord", "pyav"] = Field(
+        default="auto",
+        description="The library that decodes. auto: decord where it is installed and gives the same frames "
+        "as PyAV, which decodes all other clips.",
+    )
 
     @model_validator(mode="after")
     def _one_rule(self) -> VideoFields:
-        if self.fps is not None and self.frames is not None:
-            raise ValueError("give either fps or frames, not both")
+        if sum([self.fps is not None, self.frames is not None, self.keyframes]) > 1:
+            raise ValueError("give one of fps, frames and keyframes")
         return self
+
+    @property
+    def most_frames(self) -> int:
+        """Frames that a clip can have."""
+        return min(self.frames or self.max_frames, self.max_frames)
 
 
 TokenizerBackend = Literal["auto", "fastokens", "tokenizers", "sentencepiece", "tiktoken"]
@@ -330,6 +351,24 @@ class Loader(Model):
     count: int = Field(default=2, gt=0, description="Processes.")
     memory: Bytes = Field(default=2**30, description="Encoded samples a loader holds at most.")
     threads: int = Field(default=2, gt=0, description="Decoding threads of each.")
+    workers: int | None = Field(
+        default=None,
+        gt=0,
+        description="Processes of each that decode what can hang or crash: videos. Default: threads. None is "
+        "started before there is work for it.",
+    )
+    decode_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds for one medium in a worker; what takes longer is skipped, its worker killed.",
+    )
+    worker_memory: Bytes = Field(
+        default=2**30,
+        ge=2**28,
+        description="Memory of a worker, at most: the system refuses it more. One that keeps half of it "
+        "after a medium is replaced.",
+    )
 
 
 class Constructor(Model):

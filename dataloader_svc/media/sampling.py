@@ -1,6 +1,6 @@
 """Which frames of a clip are taken: pure, from the time stamps alone.
 
-`video.py` reads the stamps and decodes what is chosen here.
+`video_index.py` reads the stamps, `video.py` decodes what is chosen here.
 """
 
 from __future__ import annotations
@@ -13,17 +13,36 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class VideoSampling:
-    """How many frames: a fixed number, so many a second, or (neither given) up to `max_frames`."""
+    """Which frames: a fixed number, so many a second, the key frames, or (none given) all; evenly spaced,
+    and never more than `max_frames`.
+    """
 
     fps: float | None = None
     frames: int | None = None
+    keyframes: bool = False
     max_frames: int = 32
 
     def __post_init__(self) -> None:
-        if self.fps is not None and self.frames is not None:
-            raise ValueError(f"fps {self.fps} and frames {self.frames}: give one of them")
+        if sum([self.fps is not None, self.frames is not None, self.keyframes]) > 1:
+            raise ValueError(
+                f"fps {self.fps}, frames {self.frames}, keyframes {self.keyframes}: give one of them"
+            )
         if any(value is not None and value <= 0 for value in (self.fps, self.frames, self.max_frames)):
             raise ValueError(f"all of {self} must be positive")
+
+    def choose(
+        self, stamps: NDArray[np.int64], key_frames: NDArray[np.int64], duration_s: float
+    ) -> NDArray[np.int64]:
+        """Indices, not falling, into the rising `stamps` of a clip's frames; at least one.
+
+        key_frames   rising indices of the frames that decoding can start at; where there are none, as if all
+                     were
+        """
+        if not self.keyframes or not len(key_frames):
+            return evenly_spaced(stamps, self.num_frames(len(stamps), duration_s))
+        if len(key_frames) <= self.max_frames:
+            return key_frames
+        return key_frames[evenly_spaced(stamps[key_frames], self.max_frames)]
 
     def num_frames(self, available: int, duration_s: float) -> int:
         """Frames to take of a clip of `available` >= 1 frames: at least 1, at most what there is."""

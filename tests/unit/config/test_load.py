@@ -119,7 +119,7 @@ def test_all_problems_at_once_each_on_its_line(tmp_path: Path) -> None:
             "{sequences: 6, per_microbatch: 4}",
             "global_batch.per_microbatch: 4 does not divide 6",
         ),
-        ("fps: 2,", "fps: 2, frames: 8,", "9: sources.clips.video: give either fps or frames, not both"),
+        ("fps: 2,", "fps: 2, frames: 8,", "9: sources.clips.video: give one of fps, frames and keyframes"),
         ("text: content", "shuffle: {blok: 1MiB}, text: content", "did you mean 'block'?"),
         ("text: content", "shuffle: {block: 5 parsecs}, text: content", "expected a size such as 512MiB"),
         (", text: content", "", "a source maps exactly one of `text` and `messages`"),

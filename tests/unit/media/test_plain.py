@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataloader_svc.media.plain import has_closed_groups, has_constant_rate, starts_afresh
+from dataloader_svc.media.plain import has_closed_groups, has_constant_rate, holds_picture, starts_afresh
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,13 @@ def test_fresh_starts():
     assert not starts_afresh("av1", b"anything")
     assert not starts_afresh("h264", b"")
     assert not starts_afresh("h264", b"\xff\xff\xff\xff\x01")
+
+
+def test_pictures():
+    assert holds_picture("h264", units(b"\x06sei", b"\x41slice"))
+    assert not holds_picture("h264", units(b"\x06sei", b"\x0aend of sequence"))
+    assert holds_picture("hevc", units(b"\x02\x01slice"))
+    assert not holds_picture("hevc", units(b"\x4e\x01sei"))
+    assert holds_picture("mpeg4", b"anything")
+    assert not holds_picture("h264", b"")
+    assert not holds_picture("h264", bytes(8))

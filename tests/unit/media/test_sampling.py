@@ -51,7 +51,21 @@ def test_number_of_frames(sampling, expected):
     assert sampling.num_frames(available=60, duration_s=6.0) == expected
 
 
-@pytest.mark.parametrize("bad", [{"fps": 1, "frames": 1}, {"fps": 0}, {"frames": -1}, {"max_frames": 0}])
+def test_key_frames():
+    stamps, keys = np.arange(60) * 512, np.array([0, 12, 24, 50])
+    every = VideoSampling(keyframes=True)
+    assert every.choose(stamps, keys, 6.0).tolist() == [0, 12, 24, 50]
+    assert VideoSampling(keyframes=True, max_frames=3).choose(stamps, keys, 6.0).tolist() == [0, 24, 50]
+    assert VideoSampling(keyframes=True, max_frames=1).choose(stamps, keys, 6.0).tolist() == [24]
+    none = np.empty(0, np.int64)
+    assert every.choose(stamps, none, 6.0).tolist() == evenly_spaced(stamps, 32).tolist()
+    assert VideoSampling(fps=1).choose(stamps, keys, 6.0).tolist() == evenly_spaced(stamps, 6).tolist()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"fps": 1, "frames": 1}, {"fps": 1, "keyframes": True}, {"fps": 0}, {"frames": -1}, {"max_frames": 0}],
+)
 def test_impossible_sampling(bad):
     with pytest.raises(ValueError):
         VideoSampling(**bad)

@@ -13,6 +13,7 @@ from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.media import video
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.video import VideoReader, decode, probe
+from dataloader_svc.media.video_index import read_index
 
 HEIGHT, WIDTH = 48, 64
 needs_decord = pytest.mark.skipif(video._decord() is None, reason="decord has no wheel for this machine")
@@ -81,7 +82,7 @@ HEVC_OPEN = {"codec": "libx265", "x265-params": "keyint=8:open-gop=1:log-level=n
 
 
 def is_plain(data):
-    return video._read_index(data, None).plain
+    return read_index(data, None).plain
 
 
 def reason_of(call, *args, **kwargs):
@@ -213,6 +214,34 @@ def test_frames_by_rate():
     assert probe(data, VideoSampling(fps=2)).frames == 8
     assert probe(data, VideoSampling(fps=2, max_frames=5)).frames == 5
     assert probe(data, VideoSampling(fps=100, max_frames=100)).frames == 40
+
+
+@pytest.mark.parametrize("backend", ["auto", "pyav"])
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts", "avi"])
+def test_key_frames(container, backend):
+    data = clip(container=container, **{"g": "15", "bf": "2", "x264-params": "scenecut=0"})
+    sampling = VideoSampling(keyframes=True)
+    found = probe(data, sampling)
+    assert found.timestamps == pytest.approx([0, 1.5, 3.0])
+    frames = decode(data, (HEIGHT, WIDTH), sampling, backend=backend)
+    assert [number_of(frame) for frame in frames] == [0, 15, 30]
+
+
+@needs_decord
+@pytest.mark.parametrize(
+    "options", [{}, {"codec": "libx265", "x265-params": "keyint=50:log-level=none"}], ids=str
+)
+def test_a_packet_without_a_picture_is_not_for_decord(options):
+    """It would give a frame all the same: another one's."""
+    data = bytearray(clip(**options))
+    with av.open(io.BytesIO(data)) as source:
+        packet = [packet for packet in source.demux(video=0) if packet.size][-1]
+        end = {"h264": b"\x0a", "hevc": b"\x48\x01"}[source.streams.video[0].codec_context.name]
+        body = end + bytes([0xFF]) * (packet.size - 4 - len(end))
+        data[packet.pos + 4 : packet.pos + packet.size] = body
+    assert len(decode(bytes(data), (28, 28), VideoSampling(frames=2), backend="decord")) == 2
+    assert not is_plain(bytes(data))
+    assert reason_of(decode, bytes(data), (28, 28), VideoSampling(frames=2)) is Reason.TRUNCATED
 
 
 @pytest.mark.parametrize(("degrees", "turns"), [(90, 1), (180, 2), (270, 3), (-90, -1)])
