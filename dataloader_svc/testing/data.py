@@ -161,3 +161,6 @@ class WebDatasetWriter:
                         member = tarfile.TarInfo(f"{number:06d}.{extension}")
                         member.size = len(data)
                         archive.addfile(member, io.BytesIO(data))
+
+
+from dataloader_svc.testing import writers as writers  # noqa: E402 - they register with the names above
