@@ -19,6 +19,7 @@ from dataloader_svc import __version__
 COMMANDS: dict[str, str] = {
     "serve": "Start the service and print its address.",
     "check": "Open every source, map every field, estimate tokens; all problems at once.",
+    "formats": "What can be read, and the options of each format.",
     "preview": "See packed sequences: documents, text, pictures.",
     "explain": "Which rows of which shards a step and rank get, and why there.",
     "bench": "Batches, tokens and bytes a second, and who waited for whom.",

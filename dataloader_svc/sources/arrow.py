@@ -33,6 +33,8 @@ class ArrowIpc(SourceFormat):
     `offset`, `length`: byte range of a record batch. `extra`: dictionary batches in front of it.
     """
 
+    suffixes = (".arrow", ".feather", ".ipc")
+
     def index_shard(self, path: str) -> ShardIndex:
         """Walk the messages: a few hundred bytes of each batch are read."""
         extents: list[Extent] = []

@@ -115,10 +115,12 @@ class SourceFormat(ABC):
 
     index_version  raise it when `index_shard` finds other extents than before: cached indexes of another
                    version are made anew
+    suffixes       what its files are mostly called; any name is read
     Options        what may stand under `options:` in a source's YAML
     """
 
     index_version: ClassVar[int] = 1
+    suffixes: ClassVar[tuple[str, ...]] = ()
     Options: ClassVar[type[Model]] = NoOptions
 
     def __init__(self, context: FormatContext) -> None:

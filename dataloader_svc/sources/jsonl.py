@@ -30,7 +30,12 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @SOURCES.register("jsonl")
 class JsonLines(SourceFormat):
-    """`offset`, `length`: byte range. `extra`: line number of its first line, from 1."""
+    """JSON lines, one object a line, UTF-8.
+
+    `offset`, `length`: byte range. `extra`: line number of its first line, from 1.
+    """
+
+    suffixes = (".jsonl", ".ndjson")
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)

@@ -34,7 +34,12 @@ _CHUNK_COST = 840  # bytes of a parsed footer a column chunk, measured
 
 @SOURCES.register("parquet")
 class Parquet(SourceFormat):
-    """`offset`: number of the row group. `num_bytes`: uncompressed size of the mapped columns."""
+    """Parquet, of which only the mapped columns are read, a row group at once.
+
+    `offset`: number of the row group. `num_bytes`: uncompressed size of the mapped columns.
+    """
+
+    suffixes = (".parquet",)
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)

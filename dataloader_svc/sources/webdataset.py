@@ -44,7 +44,12 @@ class _Sample:
 
 @SOURCES.register("webdataset")
 class WebDataset(SourceFormat):
-    """`offset`, `length`: byte range. `num_bytes` counts the mapped members only."""
+    """WebDataset tar, members of one name after each other a sample.
+
+    `offset`, `length`: byte range. `num_bytes` counts the mapped members only.
+    """
+
+    suffixes = (".tar",)
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
