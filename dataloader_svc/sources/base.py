@@ -119,7 +119,7 @@ class SourceFormat(ABC):
     Options        what may stand under `options:` in a source's YAML
     """
 
-    index_version: ClassVar[int] = 1
+    index_version: int = 1
     suffixes: ClassVar[tuple[str, ...]] = ()
     Options: ClassVar[type[Model]] = NoOptions
 

@@ -39,7 +39,10 @@ class TinyRow:
 
 
 class Writer(Protocol):
-    """How a format is written. `fields`: role -> what the YAML calls the field."""
+    """How a format is written. `fields`: role -> what the YAML calls the field.
+
+    A writer whose `path:` is not `*SUFFIX` in the folder has an attribute `pattern` that says what it is.
+    """
 
     suffix: str
     fields: Mapping[str, str]
@@ -89,9 +92,8 @@ def write_source(
         writer.write(folder / f"part-{number:04d}{writer.suffix}", part)
     roles = [role for role in ("text", "image", "messages") if any(getattr(row, role) for row in rows)]
     mapping = {role: writer.fields[role] for role in roles}
-    return Source.model_validate(
-        {"format": format_name, "path": f"{folder}/*{writer.suffix}"} | mapping | settings
-    )
+    path = f"{folder}/{getattr(writer, 'pattern', f'*{writer.suffix}')}"
+    return Source.model_validate({"format": format_name, "path": path} | mapping | settings)
 
 
 @WRITERS.register("jsonl")
