@@ -69,6 +69,7 @@ def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:
     """Index every source, with progress where it takes time; what is wrong, a line each."""
     config, problems = loaded.config, []
     readers: dict[str, SourceReader] = {}
+    storage = Storage()
     with progress_bars() as progress:
         for name, source in config.sources.items():
             bar = progress.add_task(f"indexing {name}", total=None)
@@ -80,6 +81,7 @@ def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:
                     loaded.base_dir / config.index_cache,
                     config.seed,
                     lambda done, total, bar=bar: progress.update(bar, completed=done, total=total),  # type: ignore[misc]
+                    storage=storage,
                 )
             except DataloaderError as error:
                 problems.append(loaded.problem(("sources", name), str(error)))

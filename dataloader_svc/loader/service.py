@@ -29,6 +29,7 @@ from dataloader_svc.registry import nearest
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BlockId, SampleId
 from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.storage import Storage
 from dataloader_svc.transforms.tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class LoaderService:
         self._table = core.BlockTable(config.loader.memory)
         self._blocks: dict[BlockId, HeldBlock] = {}
         self._reading: dict[BlockId, asyncio.Task[HeldBlock]] = {}
+        self._storage = Storage()
         self._sources: dict[str, SourceReader] = {}
         self._opening: dict[str, asyncio.Task[SourceReader]] = {}
         self._rules: dict[str, SampleRule] = {}
@@ -170,7 +172,9 @@ class LoaderService:
         cache = self._base_dir / config.index_cache
         reader = await self._in(
             self._readers,
-            lambda: SourceReader(name, config.sources[name], self._base_dir, cache, config.seed),
+            lambda: SourceReader(
+                name, config.sources[name], self._base_dir, cache, config.seed, storage=self._storage
+            ),
         )
         self._sources[name] = reader
         index = reader.index

@@ -5,8 +5,8 @@ that a shard lacks makes its rows bad, unless every shard lacks it, which is a m
 Dictionary columns become plain strings. Strings are checked to be UTF-8, value by value where one is not.
 
 Footers: an open file costs 0.84 KB a column chunk and up to 45 ms to parse (measured: 50 columns x 500
-groups, 21 MB), so the index keeps row-group numbers and sizes, and parsed footers are kept only up to
-`_FOOTER_BYTES` a source.
+groups, 21 MB), so the index keeps row-group numbers and sizes, and parsed footers are kept in the storage,
+where all sources of a process share one limit.
 
 Known: pyarrow 26 ends the process, instead of raising, where `column()` of a row group meets damaged size
 statistics in a footer (3 of 2,300 tiny files with random bytes changed). Only `index_shard` calls it.
@@ -14,8 +14,6 @@ statistics in a footer (3 of 2,300 tiny files with random bytes changed). Only `
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +24,7 @@ import pyarrow.parquet as pq
 from dataloader_svc.errors import SourceError
 from dataloader_svc.sources.arrow_columns import check_schema, columns_in_use, rows_of
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
-from dataloader_svc.storage import FileStat, Storage
 
-_FOOTER_BYTES = 8 * 2**20
 _CHUNK_COST = 840  # bytes of a parsed footer a column chunk, measured
 
 
@@ -44,7 +40,6 @@ class Parquet(SourceFormat):
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
         self._fields = context.fields
-        self._footers = _Footers(_FOOTER_BYTES, context.storage)
 
     def index_shard(self, path: str) -> ShardIndex:
         """Read the footer."""
@@ -56,14 +51,15 @@ class Parquet(SourceFormat):
 
     def read(self, path: str, extent: Extent) -> Rows:
         """Read the mapped columns of a row group."""
-        with _reading(path):
-            metadata = self._footers.get(path)
-            with pq.ParquetFile(self.context.storage.local_path(path), metadata=metadata) as file:
-                if extent.offset >= file.num_row_groups:
-                    raise SourceError(f"{path}: has no row group {extent.offset} (any more)")
-                self._footers.keep(path, file.metadata)
-                present = columns_in_use(file.schema_arrow, self._fields)
-                table = file.read_row_group(extent.offset, columns=present, use_threads=False)
+        storage = self.context.storage
+        stat = storage.stat(path)
+        kept = storage.kept.get(path, stat)
+        with _reading(path), pq.ParquetFile(storage.local_path(path), metadata=kept) as file:
+            if extent.offset >= file.num_row_groups:
+                raise SourceError(f"{path}: has no row group {extent.offset} (any more)")
+            storage.kept.keep(path, stat, file.metadata, _footer_cost(file.metadata))
+            present = columns_in_use(file.schema_arrow, self._fields)
+            table = file.read_row_group(extent.offset, columns=present, use_threads=False)
         num_rows = table.num_rows if present else extent.num_rows
         if num_rows != extent.num_rows:
             raise SourceError(
@@ -90,35 +86,8 @@ class Parquet(SourceFormat):
             first_row += group.num_rows
 
 
-class _Footers:
-    """The last parsed footers, up to a number of bytes."""
-
-    def __init__(self, limit: int, storage: Storage) -> None:
-        self._limit = limit
-        self._storage = storage
-        self._kept: OrderedDict[str, tuple[FileStat, Any, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, path: str) -> Any:
-        """A FileMetaData of the file as it is now, or None."""
-        stat = self._storage.stat(path)
-        with self._lock:
-            kept = self._kept.get(path)
-            if kept is None or kept[0] != stat:
-                return None
-            self._kept.move_to_end(path)
-            return kept[1]
-
-    def keep(self, path: str, metadata: Any) -> None:
-        """Keep a footer, and drop the least recently used beyond the limit."""
-        cost = _CHUNK_COST * metadata.num_columns * metadata.num_row_groups + 1024
-        stat = self._storage.stat(path)
-        with self._lock:
-            self._kept[path] = (stat, metadata, cost)
-            self._kept.move_to_end(path)
-            total = sum(entry[2] for entry in self._kept.values())
-            while total > self._limit:
-                total -= self._kept.popitem(last=False)[1][2]
+def _footer_cost(metadata: Any) -> int:
+    return int(_CHUNK_COST * metadata.num_columns * metadata.num_row_groups + 1024)
 
 
 @contextmanager

@@ -18,6 +18,10 @@ from urllib.parse import unquote
 
 from dataloader_svc.errors import SourceError
 from dataloader_svc.registry import nearest
+from dataloader_svc.storage.kept import KeptParts
+
+KEPT_BYTES = 64 * 2**20
+"""Enough for the footers of three files of 50 columns x 500 row groups, or of thousands of plain ones."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -44,7 +48,12 @@ class Storage:
     """Where the files of a job are read. One per process; safe to call from several threads.
 
     Local files only: a path with another scheme is refused in `local_path`.
+
+    kept   what formats parse once and keep; one memory limit for all sources
     """
+
+    def __init__(self, *, kept_bytes: int = KEPT_BYTES) -> None:
+        self.kept: KeptParts[FileStat] = KeptParts(kept_bytes)
 
     def expand(self, patterns: Sequence[str], base_dir: Path) -> list[str]:
         """Absolute paths of the files that `patterns` name; see `matches`."""

@@ -5,6 +5,7 @@ import pytest
 from dataloader_svc.errors import Reason, SourceError
 from dataloader_svc.sources.base import Fields, FormatContext
 from dataloader_svc.sources.parquet import Parquet
+from dataloader_svc.storage import Storage
 
 TEXTS = ["a", "", None, "猫" * 50]
 
@@ -161,13 +162,14 @@ def test_a_rewritten_file_is_not_read_with_the_old_footer(tmp_path):
     assert maker.read(path, second).columns["text"] == ["new, and longer"] * 2
 
 
-def test_footers_are_kept_within_a_limit(tmp_path):
-    maker = Parquet(FormatContext(Fields({"text": ("t",)}), extent_bytes=1))
-    maker._footers._limit = 5000
-    for number in range(6):
-        path = tmp_path / f"{number}.parquet"
+def test_footers_of_all_sources_are_kept_within_one_limit(tmp_path):
+    storage = Storage(kept_bytes=5000)  # of two files: 840 a column chunk and 1,024 besides
+    fields = Fields({"text": ("t",)})
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(6)]
+    for path in paths:
         pq.write_table(pa.table({"t": ["x"]}), path)
-        (extent,) = maker.index_shard(str(path)).extents
-        maker.read(str(path), extent)
-    kept = list(maker._footers._kept)
-    assert kept == [str(tmp_path / "4.parquet"), str(tmp_path / "5.parquet")]
+        maker = Parquet(FormatContext(fields, storage))  # another source each
+        (extent,) = maker.index_shard(path).extents
+        maker.read(path, extent)
+    assert [path for path in paths if path in storage.kept] == paths[-2:]
+    assert storage.kept.held == 2 * (840 + 1024)
