@@ -17,7 +17,6 @@ from dataloader_svc.sources.base import (
     SOURCES,
     Extent,
     FormatContext,
-    NoOptions,
     Rows,
     ShardIndex,
     SourceFormat,
@@ -44,8 +43,11 @@ class HuggingFaceFolder(SourceFormat):
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
-        inner = FormatContext(context.fields, context.storage, context.extent_bytes, NoOptions())
-        self._formats = {name: SOURCES.get(name)(inner) for name in sorted(set(FORMATS.values()))}
+        self._formats: dict[str, SourceFormat] = {}
+        for name in sorted(set(FORMATS.values())):
+            made = SOURCES.get(name)
+            inner = FormatContext(context.fields, context.storage, context.extent_bytes, made.Options())
+            self._formats[name] = made(inner)
         # an index is as old as the oldest rule that made it
         self.index_version = sum(each.index_version for each in self._formats.values())
 

@@ -33,6 +33,8 @@ FORMATS: Mapping[str, str] = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".tar": "webdataset",
+    ".csv": "manifest",
+    ".tsv": "manifest",
 }
 """Suffix -> format that reads it."""
 

@@ -167,6 +167,14 @@ def test_formats_in_one_folder_and_a_move_keeps_the_order(tmp_path):
     assert texts_of("e", tmp_path)[1].index.digest == before.index.digest
 
 
+def test_csv(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/train.csv").write_text('text\n"a, b"\n')
+    (tmp_path / "d/test.tsv").write_text("id\ttext\n1\tc\n")
+    assert texts_of("d", tmp_path)[0] == ["a, b"]
+    assert texts_of("d", tmp_path, split="test")[0] == ["c"]
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SourceError, match="no-such-folder"):
         texts_of("no-such-folder", tmp_path)
