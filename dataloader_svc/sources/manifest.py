@@ -102,22 +102,27 @@ class Manifest(SourceFormat):
             header = _header(path, _records(_Lines(file, path), self._delimiter(path)))
         data = io.BytesIO(storage.read_range(path, extent.offset, extent.length))
         columns: dict[str, list[Any]] = {role: [] for role in fields}
+        raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
         bad: dict[int, BadSample] = {}
         row = 0
         for record in _records(_Lines(data, path, extent.extra), self._delimiter(path)):
+            cells: Mapping[str, object] = {}
             try:
-                values = row_values(fields, self._values(header, record))
+                cells = self._values(header, record)
+                values = row_values(fields, cells)
             except BadSample as error:
                 bad[row] = BadSample(error.reason, f"line {record.line}: {error.detail}")
                 values = dict.fromkeys(fields)
             for role, value in values.items():
                 columns[role].append(value)
+            for name, column in raw.items():
+                column.append(cells.get(name))
             row += 1
         if row != extent.num_rows:
             raise SourceError(
                 f"{path}: {extent.num_rows} rows when indexed, {row} now, at byte {extent.offset}"
             )
-        return Rows(row, dict(columns), bad)
+        return Rows(row, dict(columns), bad, dict(raw))
 
     def _other(self, path: str) -> SourceFormat | None:
         return self._others.get(PurePosixPath(path).suffix.lower())

@@ -8,7 +8,9 @@ import pytest
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources import SourceReader
+from dataloader_svc.sources.base import Fields, FormatContext
 from dataloader_svc.sources.index import make_format
+from dataloader_svc.sources.manifest import Manifest, ManifestOptions
 from dataloader_svc.storage import Storage
 
 
@@ -130,6 +132,15 @@ def test_chat_is_json_in_a_cell(tmp_path):
     _, rows = read(tmp_path, data, text=None, messages="chat")
     assert rows[0] == [[{"role": "user", "content": "hi"}]]
     assert "line 3: column 'chat' is not JSON" in rows[1].detail
+
+
+def test_columns_for_filters(tmp_path):
+    (tmp_path / "x.csv").write_text("n,text\n1,a\n2\n")
+    fields = Fields({"text": ("text",)}, raw=("n", "no such"))
+    maker = Manifest(FormatContext(fields, options=ManifestOptions()))
+    (extent,) = maker.index_shard(str(tmp_path / "x.csv")).extents
+    rows = maker.read(str(tmp_path / "x.csv"), extent)
+    assert rows.raw == {"n": ["1", None], "no such": [None, None]}
 
 
 def test_pictures_lie_below_media_root(tmp_path):
