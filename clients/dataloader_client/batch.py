@@ -45,8 +45,8 @@ class Field:
 
 
 # T: tokens of the microbatch on this cp rank. B: its sequences. L: tokens of a padded row on this cp rank.
-# D: documents, padding documents included. P: patches; I: pictures or clips; K: placeholder tokens on this
-# rank. S: spans (pieces of samples) of the whole microbatch, before the cp cut.
+# D: documents, padding documents included. P: patches; I: pictures or clips; F: frames of clips; K:
+# placeholder tokens on this rank. S: spans (pieces of samples) of the whole microbatch, before the cp cut.
 _TEXT = (
     Field("input_ids", "int64", "(T,)", "(B, L)", "first", "always", "token ids"),
     Field(
@@ -97,6 +97,15 @@ FIELDS: tuple[Field, ...] = (
     *_TEXT,
     *_media("image", "pixel_values"),
     *_media("video", "pixel_values_videos"),
+    Field(
+        "video_timestamps",
+        "float32",
+        "(F,)",
+        "(F,)",
+        "first",
+        "video",
+        "of each frame, in seconds after the first of its clip; the frames of the rows of video_grid_thw",
+    ),
     *SPAN_FIELDS,
 )
 """Every array of a microbatch. `stages`: which pipeline stage gets it; with pp = 1 a rank is both ends.

@@ -230,6 +230,8 @@ class _Media:
         self._patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
         views = [samples.pixels[m] for m in medium.tolist()]
         self._pixels = np.concatenate(views) if views else np.empty((0, form.pixel_width), np.uint8)
+        self._times = np.concatenate([np.empty(0, np.float32), *(samples.times[m] for m in medium.tolist())])
+        self._frames = np.concatenate(([0], np.cumsum(self._grid[:, 0])))
         self._position = ragged(self._token, np.diff(self._patches) // self._merged)
 
     def between(self, first: int, last: int) -> dict[str, NDArray[Any]]:
@@ -237,12 +239,15 @@ class _Media:
         low, high = np.searchsorted(self._token, (first, last)).tolist()
         begin, end = self._patches[low], self._patches[high]
         position = self._position[begin // self._merged : end // self._merged] - first
-        return {
+        fields = {
             PIXELS[self._name]: self._pixels[begin:end],
             f"{self._name}_grid_thw": self._grid[low:high],
             f"{self._name}_index": np.arange(len(position), dtype=np.int64),
             f"{self._name}_position": position,
         }
+        if self._name == "video":
+            fields["video_timestamps"] = self._times[self._frames[low] : self._frames[high]]
+        return fields
 
 
 def ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -259,8 +264,9 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     Known before anything is fetched. With cp > 1 a picture may be wanted by every cp rank.
     """
     # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
-    # may add index and position, 8 each. Built from: ids 4, targets 1, twice for the masked copy.
-    per_token, per_placeholder, per_piece, fetched = 44, 16, 48, 6
+    # may add index and position, 8 each, and a frame, which has one at least, its time on every cp rank.
+    # Built from: ids 4, targets 1, twice for the masked copy.
+    per_token, per_placeholder, per_piece, fetched = 44, 16 + 4 * form.cp, 48, 6
     tokens, pieces, patches = 0, 0, 0
     sums = plan.sequence_tokens
     total = np.concatenate(([0], np.cumsum(plan.patches)))

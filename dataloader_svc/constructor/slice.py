@@ -83,12 +83,17 @@ def _media_of(
     touched, renumbered = np.unique(medium_of_row, return_inverse=True)
     counts = patches[touched]
     old, new = (ends - patches)[touched], np.cumsum(counts) - counts
-    return {
+    arrays = {
         PIXELS[kind]: pixels[ragged(old, counts)],
         f"{kind}_grid_thw": grid[touched],
         f"{kind}_index": rows + ((new - old) // merged)[renumbered],
         f"{kind}_position": position,
     }
+    if kind == "video":
+        frames = grid[:, 0]
+        first = np.cumsum(frames) - frames
+        arrays["video_timestamps"] = whole["video_timestamps"][ragged(first[touched], frames[touched])]
+    return arrays
 
 
 def fields_of_stage(arrays: dict[str, NDArray[Any]], *, first: bool, last: bool) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,7 @@ class Samples:
     media_offsets   (n+1,) media of each piece, index into the rest
     media_kind      (m,) index into KINDS; media_start (m,) first placeholder token in its piece
     grid_thw        (m, 3); pixels by medium: uint8 (patches, 3*patch*patch)
+    times           by medium: float32 (frames,) of a video, (0,) of a picture
     targets_sum     positions of the step that predict a target
     """
 
@@ -129,6 +130,7 @@ class Samples:
     media_start: NDArray[np.int64]
     grid_thw: NDArray[np.int64]
     pixels: list[NDArray[np.uint8]]
+    times: list[NDArray[np.float32]]
     targets_sum: int
     bad: tuple[Bad, ...]
 
@@ -147,7 +149,7 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
     empty: NDArray[Any] = np.empty(0, np.int32)
     ids: list[NDArray[np.int32]] = [empty] * plan.num_pieces
     targets: list[NDArray[np.uint8]] = [empty.astype(np.uint8)] * plan.num_pieces
-    media: list[list[tuple[int, int, NDArray[np.int64], NDArray[np.uint8]]]] = [[]] * plan.num_pieces
+    media: list[list[_Medium]] = [[]] * plan.num_pieces
     targets_sum = 0
     bad: list[Bad] = []
     for pieces, frame in fetched:
@@ -161,13 +163,22 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
         ids=ids,
         targets=targets,
         media_offsets=np.concatenate(([0], np.cumsum([len(of_piece) for of_piece in media], dtype=np.int64))),
-        media_kind=np.array([kind for kind, _, _, _ in flat], np.int64),
-        media_start=np.array([start for _, start, _, _ in flat], np.int64),
-        grid_thw=np.array([grid for _, _, grid, _ in flat], np.int64).reshape(-1, 3),
-        pixels=[pixels for _, _, _, pixels in flat],
+        media_kind=np.array([medium.kind for medium in flat], np.int64),
+        media_start=np.array([medium.start for medium in flat], np.int64),
+        grid_thw=np.array([medium.grid for medium in flat], np.int64).reshape(-1, 3),
+        pixels=[medium.pixels for medium in flat],
+        times=[medium.times for medium in flat],
         targets_sum=targets_sum,
         bad=tuple(bad),
     )
+
+
+class _Medium(NamedTuple):
+    kind: int
+    start: int
+    grid: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    times: NDArray[np.float32]
 
 
 class _Part:
@@ -183,6 +194,7 @@ class _Part:
             self._media_offsets = arrays["media_offsets"].tolist()
             self._kind, self._start = arrays["media_kind"].tolist(), arrays["media_start"].tolist()
             self._grid = arrays["grid_thw"].astype(np.int64).reshape(-1, 3)
+            self._times = arrays["frame_times"]
         except (KeyError, ValueError) as error:
             raise PeerError(f"step {plan.step}: a loader's answer lacks or misshapes {error}") from None
         if len(self._ok) != len(pieces) or len(self._offsets) != len(pieces) + 1:
@@ -193,6 +205,10 @@ class _Part:
         self._compare("patches", found, plan.patches[pieces])
         if patches[-1] != len(self._pixels):
             raise PeerError(f"step {plan.step}: {len(self._pixels)} patches for grids of {patches[-1]}")
+        frames = np.where(arrays["media_kind"] == KINDS.index("video"), self._grid[:, 0], 0)
+        self._frames: list[int] = np.concatenate(([0], np.cumsum(frames))).tolist()
+        if self._frames[-1] != len(self._times):
+            raise PeerError(f"step {plan.step}: {len(self._times)} times for {self._frames[-1]} frames")
         self._patches: list[int] = patches.tolist()
         # A token that can't be predicted from the one before it in its own piece is no target.
         self._targets = arrays["targets"] * np.repeat(self._ok, np.diff(self._offsets))
@@ -209,21 +225,16 @@ class _Part:
                 f"{found[wrong[0]]}: a file of this source changed under the running job; restore it"
             )
 
-    def piece(
-        self, row: int
-    ) -> tuple[
-        NDArray[np.int32],
-        NDArray[np.uint8],
-        list[tuple[int, int, NDArray[np.int64], NDArray[np.uint8]]],
-    ]:
-        """Ids, targets and media (kind, start, grid, pixels) of the row-th piece asked for."""
+    def piece(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.uint8], list[_Medium]]:
+        """Ids, targets and media of the row-th piece asked for."""
         low, high = self._bounds[row], self._bounds[row + 1]
         media = [
-            (
+            _Medium(
                 self._kind[m],
                 self._start[m],
                 self._grid[m],
                 self._pixels[self._patches[m] : self._patches[m + 1]],
+                self._times[self._frames[m] : self._frames[m + 1]],
             )
             for m in range(self._media_offsets[row], self._media_offsets[row + 1])
         ]

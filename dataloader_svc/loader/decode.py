@@ -8,6 +8,7 @@ Knows no memory limit and no step; the frame is specified in `loader_service.pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.wire import Frame
-from dataloader_svc.errors import BadSample, Overloaded, StateError
+from dataloader_svc.errors import BadSample, Overloaded, Reason, StateError
 from dataloader_svc.loader.read import BlockReader, HeldBlock
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.sample import RowRef, SampleId
@@ -35,13 +36,19 @@ class PieceRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A medium of a piece, still encoded. `start`: its first placeholder in the piece; `grid`: (t, h, w)."""
+    """A medium of a piece, still encoded. `start`: its first placeholder in the piece; `grid`: (t, h, w);
+    `times`: float32 (t,) of a video's frames, else (0,).
+    """
 
     kind: int
     start: int
     grid: tuple[int, int, int]
     data: bytes | str
-    patches: int
+    times: NDArray[np.float32]
+
+    @property
+    def patches(self) -> int:
+        return math.prod(self.grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,8 @@ def _media_inside(held: HeldBlock, index: int, piece: PieceRange, name: SampleId
                 f"{name}: piece {piece.start}:{stop} cuts the {MEDIA_KINDS[media.kind[i]]} at {start}:{end}"
             )
         t, h, w = (int(n) for n in media.grid[i])
-        inside.append(Medium(int(media.kind[i]), start - piece.start, (t, h, w), media.data[i], t * h * w))
+        place = (int(media.kind[i]), start - piece.start, (t, h, w))
+        inside.append(Medium(*place, media.data[i], media.times[i]))
     return inside
 
 
@@ -139,6 +147,7 @@ def decode(pieces: Sequence[TakenPiece], patch: int, pool: Executor) -> Frame:
         "media_kind": np.array([medium.kind for _, medium in media], np.uint8),
         "media_start": np.array([medium.start for _, medium in media], np.int32),
         "grid_thw": np.array([medium.grid for _, medium in media], np.int32).reshape(-1, 3),
+        "frame_times": _joined([medium.times for _, medium in media], np.float32),
         "pixels": pixels,
         "ok": ok,
     }
@@ -157,7 +166,13 @@ def _decode_one(piece: TakenPiece, medium: Medium, out: NDArray[np.uint8]) -> Ba
         data = medium.data
         if isinstance(data, str):
             data = piece.reader.read_media(data, piece.row.shard)
-        frames = piece.rule.readers[medium.kind].decode(data, (height * vision.patch, width * vision.patch))
+        size = (height * vision.patch, width * vision.patch)
+        frames = piece.rule.readers[medium.kind].decode(data, size)
+        if len(frames) != medium.grid[0]:
+            raise BadSample(
+                Reason.BAD_SHAPE,
+                f"{len(frames)} frames, planned with {medium.grid[0]}: the file has changed",
+            )
         to_patches(frames, vision, out)
     except BadSample as problem:
         out[:] = 0

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class HeldMedia:
     tokens   int32 (k,)    placeholders
     grid     int32 (k, 3)  frames, patches down, patches across
     data     k encoded media, or paths
+    times    k float32 (frames,): of a video's frames, in seconds after the clip's first; else (0,)
     """
 
     offsets: NDArray[np.int32]
@@ -56,6 +57,7 @@ class HeldMedia:
     tokens: NDArray[np.int32]
     grid: NDArray[np.int32]
     data: tuple[bytes | str, ...]
+    times: tuple[NDArray[np.float32], ...]
 
     @property
     def patches(self) -> NDArray[np.int32]:
@@ -86,6 +88,7 @@ class HeldBlock:
     def num_bytes(self) -> int:
         """What it takes in memory, small change aside."""
         arrays = self.ids.nbytes + self.targets.nbytes + 24 * len(self.id_offsets)
+        arrays += sum(times.nbytes for times in self.media.times)
         return arrays + sum(len(data) for data in self.media.data if isinstance(data, bytes))
 
 
@@ -96,10 +99,10 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
     """
     samples = reader.read_block(block)
     bad = dict(samples.bad)
-    sizes, grids, data = _probe_media(reader, samples, rule, pool, bad)
+    found = _probe_media(reader, samples, rule, pool, bad)
     rows = RowColumns(
         len(samples),
-        sizes,
+        found.sizes,
         texts=samples.columns.get("text"),
         messages=samples.columns.get("messages"),
         bad=bad,
@@ -112,7 +115,7 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
         ids=documents.ids,
         id_offsets=documents.id_offsets,
         targets=documents.targets,
-        media=_held_media(documents, sizes, grids, data),
+        media=_held_media(documents, found),
         bad=_bad_rows(samples, documents),
         ref=_Refs(samples),
         compared=documents.compared,
@@ -180,12 +183,28 @@ _Medium = tuple[int, int, bytes | str]
 """Sample index, kind, data."""
 
 
+class _Probed(NamedTuple):
+    """What a medium's header says: (frames, patches down, patches across), and times as in HeldMedia."""
+
+    grid: tuple[int, int, int]
+    times: NDArray[np.float32]
+
+
+class _Media(NamedTuple):
+    """The media of a block's good rows, in row order; columns as in HeldMedia."""
+
+    sizes: MediaSizes
+    grid: NDArray[np.int32]
+    data: list[bytes | str]
+    times: list[NDArray[np.float32]]
+
+
 def _probe_media(
     reader: BlockReader, samples: BlockSamples, rule: SampleRule, pool: Executor, bad: dict[int, BadSample]
-) -> tuple[MediaSizes, NDArray[np.int32], list[bytes | str]]:
-    """Sizes, grids int32 (m, 3) and data of good rows' media. A row with a bad medium is added to `bad`."""
+) -> _Media:
+    """Media of good rows. A row with a bad medium is added to `bad`."""
     if not rule.readers:
-        return MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), []
+        return _Media(MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), [], [])
     columns = [(kind, samples.columns[MEDIA_KINDS[kind]]) for kind in sorted(rule.readers)]
     media: list[_Medium] = [
         (index, kind, data)
@@ -196,33 +215,32 @@ def _probe_media(
     ]
     chunks = [media[i : i + _PROBES_A_TASK] for i in range(0, len(media), _PROBES_A_TASK)]
     results = pool.map(lambda chunk: [_probe_one(reader, samples, rule, medium) for medium in chunk], chunks)
-    good: list[tuple[_Medium, tuple[int, int, int]]] = []
+    good: list[tuple[_Medium, _Probed]] = []
     for medium, result in zip(media, itertools.chain.from_iterable(results), strict=True):
         if isinstance(result, BadSample):
             bad.setdefault(medium[0], result)
         else:
             good.append((medium, result))
-    kept = [(medium, shape) for medium, shape in good if medium[0] not in bad]
-    return _sizes(len(samples), kept, rule)
+    kept = [(medium, found) for medium, found in good if medium[0] not in bad]
+    return _columns(len(samples), kept, rule)
 
 
 def _probe_one(
     reader: BlockReader, samples: BlockSamples, rule: SampleRule, medium: _Medium
-) -> tuple[int, int, int] | BadSample:
-    """Grid of one medium, or what is wrong with it."""
+) -> _Probed | BadSample:
+    """One medium, or what is wrong with it."""
     index, kind, data = medium
     try:
         if isinstance(data, str):
             data = reader.read_media(data, samples.ref(index).shard)
         found = rule.readers[kind].probe(data)
-        return found.frames, *grid(*smart_resize(found.height, found.width, rule.vision), rule.vision)
+        size = smart_resize(found.height, found.width, rule.vision)
+        return _Probed((found.frames, *grid(*size, rule.vision)), np.array(found.timestamps, np.float32))
     except BadSample as problem:
         return problem
 
 
-def _sizes(
-    num_rows: int, kept: Sequence[tuple[_Medium, tuple[int, int, int]]], rule: SampleRule
-) -> tuple[MediaSizes, NDArray[np.int32], list[bytes | str]]:
+def _columns(num_rows: int, kept: Sequence[tuple[_Medium, _Probed]], rule: SampleRule) -> _Media:
     counts = (
         np.bincount([medium[0] for medium, _ in kept], minlength=num_rows) if kept else np.zeros(num_rows)
     )
@@ -231,21 +249,24 @@ def _sizes(
     sizes = MediaSizes(
         offsets,
         np.array([medium[1] for medium, _ in kept], np.uint8),
-        np.array([num_tokens(*shape, rule.vision) for _, shape in kept], np.int32),
+        np.array([num_tokens(*found.grid, rule.vision) for _, found in kept], np.int32),
     )
-    grids = np.array([shape for _, shape in kept], np.int32).reshape(-1, 3)
-    return sizes, grids, [medium[2] for medium, _ in kept]
+    return _Media(
+        sizes,
+        np.array([found.grid for _, found in kept], np.int32).reshape(-1, 3),
+        [medium[2] for medium, _ in kept],
+        [found.times for _, found in kept],
+    )
 
 
-def _held_media(
-    documents: Documents, sizes: MediaSizes, grids: NDArray[np.int32], data: list[bytes | str]
-) -> HeldMedia:
+def _held_media(documents: Documents, media: _Media) -> HeldMedia:
     index = documents.media_index
     return HeldMedia(
         documents.media_offsets,
-        sizes.kind[index],
+        media.sizes.kind[index],
         documents.media_start,
-        sizes.tokens[index],
-        grids[index],
-        tuple(data[i] for i in index.tolist()),
+        media.sizes.tokens[index],
+        media.grid[index],
+        tuple(media.data[i] for i in index.tolist()),
+        tuple(media.times[i] for i in index.tolist()),
     )

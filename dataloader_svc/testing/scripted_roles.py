@@ -28,12 +28,15 @@ MEDIA_TOKENS = (900, 901)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Medium:
-    """Kind (0 picture, 1 video), first placeholder token, (t, h, w) patches, uint8 (t*h*w, width)."""
+    """Kind (0 picture, 1 video), first placeholder token, (t, h, w) patches, uint8 (t*h*w, width), and the
+    times float32 (t,) of a video's frames.
+    """
 
     kind: int
     start: int
     grid: tuple[int, int, int]
     pixels: NDArray[np.uint8]
+    times: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +79,8 @@ class Script:
                 grid = (1 + kind * int(rng.integers(0, 2)), *(self.merge * rng.integers(1, 4, 2)).tolist())
                 num_patches = int(np.prod(grid))
                 pixels = rng.integers(0, 256, (num_patches, 3 * self.patch**2), dtype=np.uint8)
-                media.append(Medium(kind, sum(map(len, parts)), grid, pixels))
+                times = np.sort(rng.random(grid[0] * kind, np.float32))
+                media.append(Medium(kind, sum(map(len, parts)), grid, pixels, times))
                 parts.append(np.full(num_patches // self.merge**2, MEDIA_TOKENS[kind]))
         parts.append(rng.integers(1, 800, text[1]))
         ids = np.concatenate(parts).astype(np.int32)
@@ -269,7 +273,7 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
         targets.append(document.targets[start : start + length])
         for medium in document.media:
             pixels = medium.pixels if document.ok else np.zeros_like(medium.pixels)
-            media.append(Medium(medium.kind, medium.start - start, medium.grid, pixels))
+            media.append(Medium(medium.kind, medium.start - start, medium.grid, pixels, medium.times))
         media_offsets.append(len(media))
         ok.append(document.ok)
         if not document.ok:
@@ -282,6 +286,7 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
         "media_kind": np.array([medium.kind for medium in media], np.uint8),
         "media_start": np.array([medium.start for medium in media], np.int32),
         "grid_thw": np.array([medium.grid for medium in media], np.int32).reshape(-1, 3),
+        "frame_times": np.concatenate([np.empty(0, np.float32), *(medium.times for medium in media)]),
         "pixels": np.concatenate([np.empty((0, width), np.uint8), *(medium.pixels for medium in media)]),
         "ok": np.array(ok, np.uint8),
     }

@@ -18,6 +18,7 @@ class Token:
     kind: int | None = None  # of the medium whose placeholder this is
     patches: bytes = b""  # of its merge x merge patches
     medium: tuple = ()  # which medium, for counting
+    times: tuple = ()  # of all frames of that medium
     span: tuple = ()
 
 
@@ -72,4 +73,5 @@ def _piece(script: Script, record: plan_pb2.PlanRecord, piece: int, number: int)
             pixels = medium.pixels[k * group : (k + 1) * group]
             token.patches = pixels.tobytes() if document.ok else bytes(pixels.size)
             token.medium = (source, epoch, position, index)
+            token.times = tuple(medium.times.tolist())
     return tokens

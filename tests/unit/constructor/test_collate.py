@@ -143,6 +143,10 @@ def _compare_media(script, flat, index, arrays, presence):
         grid = arrays[f"{name}_grid_thw"]
         assert len(grid) == len({token.medium for _, token in wanted})
         assert int(grid.prod(axis=1).sum()) == len(arrays[pixels])
+        if name == "video":
+            times = {token.medium: token.times for _, token in wanted}  # in the order of the tokens
+            assert arrays["video_timestamps"].tolist() == [time for one in times.values() for time in one]
+            assert len(arrays["video_timestamps"]) == grid[:, 0].sum()
 
 
 def _compare_spans(expected, arrays):
@@ -251,6 +255,7 @@ def test_answers_that_are_none_are_the_peers_fault():
         {**frame.arrays, "ok": frame.arrays["ok"][1:]},
         {**frame.arrays, "pixels": frame.arrays["pixels"][1:]},
         {**frame.arrays, "pixels": frame.arrays["pixels"].reshape(-1)[1:]},
+        {**frame.arrays, "frame_times": frame.arrays["frame_times"][1:]},
     ):
         with pytest.raises(PeerError):
             steps.gather(plan, [(pieces, replace(frame, arrays=broken))], 12)

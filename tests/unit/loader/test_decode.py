@@ -80,6 +80,7 @@ def test_dtypes_are_those_of_the_proto_file(captions: Block, pool: ThreadPoolExe
             "media_kind": "uint8",
             "media_start": "int32",
             "grid_thw": "int32",
+            "frame_times": "float32",
             "pixels": "uint8",
             "ok": "uint8",
         }
@@ -179,3 +180,4 @@ def test_a_video(folder: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor) -
     pixels = from_patches(arrays["pixels"], (frames, height, width), rule.vision)
     alone = video.decode(str(clip), pixels.shape[1:3], VideoSampling(frames=3))
     assert np.array_equal(pixels, alone)
+    assert arrays["frame_times"].tolist() == pytest.approx([0, 1.1, 2.3])
