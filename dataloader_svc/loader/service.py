@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 
-_READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in memory twice meanwhile
+READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in memory twice meanwhile
 
 _HELD_PER_SOURCE_BYTE = 1.5
 """Estimate of a held block's bytes from the index's. Text: 4 + 1 bytes a token of about 4 bytes."""
@@ -58,7 +58,7 @@ class LoaderService:
         self._table = core.BlockTable(config.loader.memory)
         self._blocks: dict[BlockId, HeldBlock] = {}
         self._reading: dict[BlockId, asyncio.Task[HeldBlock]] = {}
-        self._storage = Storage()
+        self._storage = Storage.of(config, base_dir)
         self._sources: dict[str, SourceReader] = {}
         self._opening: dict[str, asyncio.Task[SourceReader]] = {}
         self._rules: dict[str, SampleRule] = {}
@@ -66,8 +66,8 @@ class LoaderService:
         self._compared = 0  # documents encoded a second time
         self._differing: set[SampleId] = set()
         self._room = asyncio.Condition()
-        self._readers = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-read")
-        self._builders = ThreadPoolExecutor(_READ_THREADS, f"{self.name}-fetch")
+        self._readers = ThreadPoolExecutor(READ_THREADS, f"{self.name}-read")
+        self._builders = ThreadPoolExecutor(READ_THREADS, f"{self.name}-fetch")
         # Apart: a block with a thousand headers must not stand in front of pixels that a step waits for.
         self._probes = ThreadPoolExecutor(config.loader.threads, f"{self.name}-probe")
         self._media = ThreadPoolExecutor(config.loader.threads, f"{self.name}-media")

@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import Fields, Rows
-from dataloader_svc.sources.fields import describe_missing, media_value, messages_value
+from dataloader_svc.sources.fields import (
+    describe_missing,
+    media_value,
+    messages_value,
+    raw_root,
+    value_inside,
+)
 
 
 def check_schema(path: str, schema: pa.Schema, fields: Fields) -> dict[str, str]:
@@ -33,7 +39,8 @@ def check_schema(path: str, schema: pa.Schema, fields: Fields) -> dict[str, str]
 def columns_in_use(schema: pa.Schema, fields: Fields) -> list[str]:
     """Names of the columns to read, of those that are there."""
     wanted = dict.fromkeys(name for names in fields.names.values() for name in names)
-    return [name for name in (*wanted, *fields.raw) if name in schema.names]
+    looked_at = [raw_root(name, schema.names) or "" for name in fields.raw]
+    return [name for name in dict.fromkeys([*wanted, *looked_at]) if name in schema.names]
 
 
 def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
@@ -50,11 +57,21 @@ def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
             columns[role] = _text_column(*here[0], bad)
         else:
             columns[role] = _object_column(role, here, num_rows, bad)
-    raw: dict[str, Any] = {
-        name: _to_python(table.column(name)) if name in table.schema.names else [None] * num_rows
-        for name in fields.raw
-    }
+    raw: dict[str, Any] = {name: _raw_column(name, table, num_rows, bad) for name in fields.raw}
     return Rows(num_rows, columns, bad, raw)
+
+
+def _raw_column(name: str, table: pa.Table, num_rows: int, bad: dict[int, BadSample]) -> list[Any]:
+    """Values of the field `name`, maybe inside a struct; a row of one that is not UTF-8 is added to `bad`."""
+    root = raw_root(name, table.schema.names)
+    if root is None:
+        return [None] * num_rows
+    values = _to_python(table.column(root))
+    for row, value in enumerate(values):
+        if isinstance(value, UnicodeDecodeError):
+            bad.setdefault(row, BadSample(Reason.BAD_RECORD, f"column {root!r} is not UTF-8"))
+            values[row] = None
+    return values if root == name else [value_inside(value, root, name) for value in values]
 
 
 def _text_column(name: str, column: pa.ChunkedArray, bad: dict[int, BadSample]) -> list[str | None]:
@@ -65,9 +82,11 @@ def _text_column(name: str, column: pa.ChunkedArray, bad: dict[int, BadSample]) 
         column = column.cast(pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary())
     values: list[Any]
     try:
-        values = column.to_numpy().tolist()
+        values = column.to_pylist()
+        if not column.null_count and not (values and isinstance(values[0], bytes)):
+            return values  # nothing to look for: touching each string again costs a tenth of making them
     except (UnicodeDecodeError, pa.ArrowException):  # some value is not UTF-8: find out which
-        values = column.cast(pa.large_binary()).to_numpy().tolist()
+        values = column.cast(pa.large_binary()).to_pylist()
     for row, value in enumerate(values):
         if value is None:
             bad.setdefault(row, BadSample(Reason.MISSING_FIELD, f"column {name!r} is null"))
