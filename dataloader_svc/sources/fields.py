@@ -10,7 +10,7 @@ Knows nothing of files. The rules, which hold for every format:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dataloader_svc.config.schema import Source
@@ -34,6 +34,26 @@ def fields_of(source: Source) -> Fields:
     if source.video is not None:
         names["video"] = (source.video.field,)
     return Fields(names)
+
+
+def raw_root(name: str, found: Collection[str]) -> str | None:
+    """Of `found`, the field that `name` means or lies in ("json.width", else "json"); None for neither."""
+    parts = name.split(".")
+    candidates = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((candidate for candidate in candidates if candidate in found), None)
+
+
+def raw_value(row: Mapping[str, object], name: str) -> object:
+    """The field `name` of a row, dotted for one inside another; None where the row has none."""
+    root = raw_root(name, row)
+    return None if root is None else value_inside(row[root], root, name)
+
+
+def value_inside(value: object, root: str, name: str) -> object:
+    """What `name` means, of the value of its `raw_root`."""
+    for part in name[len(root) + 1 :].split(".") if name != root else ():
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def text_value(value: object, name: str) -> str:
