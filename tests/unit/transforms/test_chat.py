@@ -137,11 +137,12 @@ class TestRefusals:
         assert detail in caught.value.detail
 
     def test_a_template_that_rewrites(self, tokenizer: Tokenizer, tmp_path: Path) -> None:
-        source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
-        chat = template(tokenizer, tmp_path, source)
+        chat = template(
+            tokenizer, tmp_path, "{% for m in messages %}{{ m.content[:5] }}<|im_end|>{% endfor %}"
+        )
         assert chat.parts(said(("assistant", "plain")))
-        with pytest.raises(BadSample, match="rewrites the assistant's '<think>a</think>b'"):
-            chat.parts(said(("assistant", "<think>a</think>b")))
+        with pytest.raises(BadSample, match="rewrites the assistant's 'too long'"):
+            chat.parts(said(("assistant", "too long")))
 
     def test_a_template_that_fails_on_odd_data(self, tokenizer: Tokenizer, tmp_path: Path) -> None:
         chat = template(tokenizer, tmp_path, "{{ messages[0].tool_calls[0].name.upper() + 1 }}")
