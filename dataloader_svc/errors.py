@@ -82,6 +82,7 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"  # the source's `too_long: drop` rule
     BAD_MESSAGES = "bad_messages"  # chat messages that the template refuses
     MAP_FAILED = "map_failed"  # a user's function raised
+    FILTERED = "filtered"  # left out on purpose, by a source's transforms: passed over, never quarantined
 
 
 class BadSample(DataError):

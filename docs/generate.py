@@ -50,7 +50,7 @@ Relative paths start from the folder of the file. `dataloader-svc check FILE` fi
 Which settings may change when a job resumes: mesh, global batch, weights, packing, memory, processes, and sources that
 come or go. Which may not, because the same sample would have other content: `seed`, `tokenizer`, `images`,
 `media_tokens`, `markers`, `eos`, `bos`, and of a source its `format`, field names, `shuffle`, `extent`,
-`chat_template` and what its files hold. The error names the field.
+`chat_template`, `transforms` (and the code of a `map`) and what its files hold. The error names the field.
 """
 
 
@@ -66,7 +66,7 @@ def type_name(annotation: Any) -> str:
     if origin is list:
         return f"list of {type_name(args[0])}"
     if origin is dict:
-        return f"mapping of {type_name(args[1])}"
+        return "mapping" if args[1] is Any else f"mapping of {type_name(args[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     return {str: "text", int: "integer", float: "number", bool: "`true` \\| `false`"}.get(

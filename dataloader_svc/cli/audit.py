@@ -32,6 +32,7 @@ from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.errors import Reason
 from dataloader_svc.observe.audit import (
     Finding,
     Position,
@@ -50,7 +51,7 @@ CONTRACTS = {
     "digest": "the same set of samples in each step on every mesh",
     "bytes": "all ranks' bytes put together equal the first mesh's",
     "pieces": "no piece is missing or extra on any mesh",
-    "once": "every position is delivered once, quarantined, or waiting",
+    "once": "every position is delivered once, quarantined, filtered, or waiting",
     "mixture": "every source is within one sample of its target after every step",
     "caps": "no sequence is above sequence_length; all ranks have as many microbatches",
 }
@@ -63,6 +64,7 @@ class MeshRun:
     mesh: str
     steps: list[StepDelivery] = field(default_factory=list)
     skipped: list[Position] = field(default_factory=list)
+    filtered: int = 0
     metrics: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
 
@@ -127,6 +129,7 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
             for record in read_records(store):
                 if record.step <= last:
                     run.skipped += [(record.sources[s.source], s.epoch, s.position) for s in record.skipped]
+                    run.filtered += sum(s.reason == Reason.FILTERED for s in record.skipped)
         finally:
             store.close()
     run.tokens = sum(
@@ -203,11 +206,28 @@ def _report(config: Config, runs: list[MeshRun], findings: list[Finding], *, as_
         )
         return 1 if findings else 0
     out = console()
-    columns = ("mesh", ">steps", ">tokens", ">quarantined", ">packing", ">llm", ">arrival", ">floor")
+    columns = (
+        "mesh",
+        ">steps",
+        ">tokens",
+        ">filtered",
+        ">quarantined",
+        ">packing",
+        ">llm",
+        ">arrival",
+        ">floor",
+    )
     ratios = ("llm_imbalance", "llm_imbalance_arrival", "llm_floor")
     cells = [
         (
-            *(r["mesh"], r["steps"], f"{r['tokens']:,}", r["quarantined"], f"{r['packing_efficiency']:.4f}"),
+            *(
+                r["mesh"],
+                r["steps"],
+                f"{r['tokens']:,}",
+                r["filtered"],
+                r["quarantined"],
+                f"{r['packing_efficiency']:.4f}",
+            ),
             *(f"{r[name]:.3f}" for name in ratios),
         )
         for r in rows
@@ -229,7 +249,8 @@ def _row(run: MeshRun) -> dict[str, Any]:
         "mesh": run.mesh,
         "steps": len(run.steps),
         "tokens": run.tokens,
-        "quarantined": len(run.skipped),
+        "filtered": run.filtered,
+        "quarantined": len(run.skipped) - run.filtered,
         "digests": [step.digest for step in run.steps],
         **{name: run.mean(name) for name in names},
     }

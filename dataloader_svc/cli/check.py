@@ -66,14 +66,17 @@ def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
     source = loaded.config.sources[report.name]
     place = ("sources", report.name)
     bad, good = sum(report.bad.values()), len(report.lengths)
-    if report.rows_read and not good:
+    if report.rows_read and not good and not bad:
+        message = f"no row of {report.filtered} read is left: all are filtered"
+        yield loaded.problem((*place, "transforms"), message)
+    elif report.rows_read and not good:
         reason, _ = report.bad.most_common(1)[0]
         what = "no row has the mapped fields" if reason == Reason.MISSING_FIELD else "no row can be used"
         yield loaded.problem(place, f"{what}: {report.bad_example}")
-    elif bad >= source.max_bad_minimum and bad > source.max_bad_fraction * report.rows_read:
+    elif bad >= source.max_bad_minimum and bad > source.max_bad_fraction * (good + bad):
         yield loaded.problem(
             place,
-            f"{bad} of {report.rows_read} rows are bad, above max_bad_fraction {source.max_bad_fraction}; "
+            f"{bad} of {good + bad} rows are bad, above max_bad_fraction {source.max_bad_fraction}; "
             f"first: {report.bad_example}",
         )
     none_fits = report.media and report.media_too_long == report.media
@@ -117,12 +120,12 @@ def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, pro
         out.print(line, markup=False, soft_wrap=True)
 
 
-_FOUND = ("source", "format", ">shards", ">rows", ">read", ">bad", ">media")
+_FOUND = ("source", "format", ">shards", ">rows", ">read", ">filtered", ">bad", ">media")
 
 
 def _found_row(report: SourceReport) -> list[str]:
     bad = sum(report.bad.values())
-    counts = (report.shards, report.rows, report.rows_read, bad, report.media)
+    counts = (report.shards, report.rows, report.rows_read, report.filtered, bad, report.media)
     return [report.name, report.format, *(f"{count:,}" for count in counts)]
 
 

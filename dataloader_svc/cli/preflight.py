@@ -22,6 +22,7 @@ from dataloader_svc.sources.base import SOURCES
 from dataloader_svc.sources.index import make_format
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
+from dataloader_svc.transforms.per_source import TransformError, make_transforms
 from dataloader_svc.transforms.tokenizers import Tokenizer
 
 
@@ -97,8 +98,8 @@ def preflight(path: Path) -> Preflight:
     rules: dict[str, SampleRule] = {}
     sources = dict(_source_problems(loaded))
     found = [*problems, *(line for lines in sources.values() for line in lines)]
-    found += _rule_problems(loaded, rules)
     unusable = frozenset(name for name, lines in sources.items() if lines)
+    found += _rule_problems(loaded, rules, unusable)
     return Preflight(loaded, tuple(found), rules, unusable)
 
 
@@ -106,6 +107,11 @@ def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
     storage = Storage()
     for name, source in loaded.config.sources.items():
         lines = []
+        try:
+            make_transforms(source)
+        except TransformError as error:
+            lines.append(loaded.problem(("sources", name, *error.place), error.what))
+            source = source.model_copy(update={"transforms": []})  # what else is wrong
         try:
             SOURCES.get(source.format)
         except DataloaderError as error:
@@ -124,7 +130,9 @@ def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
         yield name, lines
 
 
-def _rule_problems(loaded: LoadedConfig, rules: dict[str, SampleRule]) -> Iterator[str]:
+def _rule_problems(
+    loaded: LoadedConfig, rules: dict[str, SampleRule], unusable: frozenset[str]
+) -> Iterator[str]:
     """Fills `rules`."""
     config = loaded.config
     try:
@@ -139,6 +147,9 @@ def _rule_problems(loaded: LoadedConfig, rules: dict[str, SampleRule]) -> Iterat
     for name in config.sources:
         try:
             rules[name] = sample_rule(config, name, loaded.base_dir, tokenizer)
+        except TransformError as error:
+            if name not in unusable:  # those have been told
+                yield loaded.problem(("sources", name, *error.place), error.what)
         except DataloaderError as error:
             if str(error) not in told:  # every source meets the job's tokens again
                 yield loaded.problem(("sources", name), str(error))

@@ -18,7 +18,7 @@ from dataloader_svc.planner.state import State
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.sources.reader import SourceReader
 
-_ORDER_FIELDS = ("format", "shuffle", "extent")
+_ORDER_FIELDS = ("format", "shuffle", "extent", "transforms")
 """Settings of a source that change which row a position means; of the job, the seed does."""
 
 

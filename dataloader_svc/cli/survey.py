@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.config.schema import Config
-from dataloader_svc.errors import DataloaderError
+from dataloader_svc.errors import DataloaderError, Reason
 from dataloader_svc.loader.read import HeldBlock, read_block
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.sample import BlockId
@@ -31,6 +31,7 @@ class SourceReport:
     """What was found in one source; the token figures are of its first blocks, the estimate of all.
 
     lengths      tokens of each good row read
+    filtered     rows that the source's transforms leave out
     too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
     """
 
@@ -39,6 +40,7 @@ class SourceReport:
     shards: int = 0
     rows: int = 0
     rows_read: int = 0
+    filtered: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     bad_example: str = ""
     lengths: list[int] = field(default_factory=list)
@@ -69,6 +71,7 @@ class SourceReport:
             "shards": self.shards,
             "rows": self.rows,
             "rows_read": self.rows_read,
+            "filtered": self.filtered,
             "bad": dict(self.bad),
             "tokens_per_epoch": self.tokens_per_epoch,
             "tokens": {"mean": self.mean_tokens, **self.quantiles()},
@@ -132,6 +135,9 @@ def _count(report: SourceReport, held: HeldBlock, sequence_length: int) -> None:
     report.media += len(held.media.kind)
     report.media_too_long += int((held.media.tokens > sequence_length).sum())
     for row in held.bad:
+        if row.reason == Reason.FILTERED:
+            report.filtered += 1
+            continue
         report.bad[row.reason] += 1
         report.bad_example = report.bad_example or f"{row.row}: {row.reason}: {row.detail}"
 

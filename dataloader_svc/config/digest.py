@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from dataloader_svc.config.schema import Config, TokenizerBackend
+from dataloader_svc.config.code_files import module_file
+from dataloader_svc.config.schema import Config, Source, TokenizerBackend
 from dataloader_svc.config.tokenizer_files import IDS_DEPEND_ON, read_settings, vocabulary_files
 
 _JOB_FIELDS = (
@@ -39,6 +40,7 @@ _SOURCE_FIELDS = (
     "chat_template",
     "options",
     "control_words",
+    "transforms",
 )
 
 
@@ -46,7 +48,7 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
     """A short hash of each setting that changes what is read: `{"job": "a1b2-...", "source/web": "..."}`.
 
     The hashes of one entry stand in the order of the field lists above, so that a difference can be named
-    at 5 bytes a field: under 20 KB for 300 sources. Files that settings name count by their content.
+    at 5 bytes a field: some 25 KB for 300 sources. Files that settings name count by their content.
     """
     job = {name: getattr(config, name) for name in _JOB_FIELDS if name != "chat_template"}
     settings = read_settings(base_dir / config.tokenizer)
@@ -58,6 +60,7 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
         values = {field: getattr(source, field) for field in _SOURCE_FIELDS}
         if source.chat_template is not None:
             values["chat_template"] = _file_hash(base_dir / source.chat_template)
+        values["transforms"] = _transforms(source, base_dir)
         digest[f"source/{name}"] = _short(values[field] for field in _SOURCE_FIELDS)
     return digest
 
@@ -118,6 +121,19 @@ def _file_hash(path: Path) -> str:
     if not path.is_file():
         return "missing"
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+
+
+def _transforms(source: Source, base_dir: Path) -> list[object]:
+    """The entries as they stand, and behind each `map` what the file of its function holds."""
+    values: list[object] = []
+    for entry in source.transforms:
+        values.append(entry)
+        called = entry.get("map")
+        name = called.get("function") if isinstance(called, dict) else called
+        if isinstance(name, str):
+            file = module_file(name.partition(":")[0], base_dir)
+            values.append("missing" if file is None else _file_hash(file))
+    return values
 
 
 def _tokenizer_hash(path: Path, settings: Mapping[str, Any]) -> list[object]:

@@ -150,6 +150,11 @@ class Source(Model):
     options: dict[str, Any] = Field(
         default_factory=dict, description="The format's own options; `dataloader-svc formats` lists them."
     )
+    transforms: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="What is kept of the source and how it is changed, in order: a list of filter, map, "
+        "subset, max_samples, resize, crop, each as `- NAME: options`. See docs/transforms.md.",
+    )
     text: str | None = Field(default=None, description="Field with the text.")
     messages: str | None = Field(
         default=None, description="Field with chat messages: a list of {role, content}."
@@ -195,6 +200,18 @@ class Source(Model):
     def _image_list(cls, value: str | list[str] | None) -> str | list[str] | None:
         if value is not None and not value:
             raise ValueError("must name at least one field")
+        return value
+
+    @field_validator("transforms")
+    @classmethod
+    def _one_name_each(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for number, entry in enumerate(value):
+            if len(entry) != 1:
+                names = ", ".join(map(str, entry)) or "nothing"
+                raise ValueError(
+                    f"entry {number} must be one transform, `- NAME: options`; it names {names}: "
+                    "begin each with a dash of its own, and indent its options"
+                )
         return value
 
     @model_validator(mode="after")

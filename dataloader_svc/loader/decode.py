@@ -61,6 +61,7 @@ class TakenPiece:
     row: RowRef
     reader: BlockReader
     rule: SampleRule
+    name: SampleId
 
 
 def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRule) -> TakenPiece:
@@ -86,6 +87,7 @@ def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRu
         held.ref(index),
         reader,
         rule,
+        name,
     )
 
 
@@ -167,7 +169,7 @@ def _decode_one(piece: TakenPiece, medium: Medium, out: NDArray[np.uint8]) -> Ba
         if isinstance(data, str):
             data = piece.reader.read_media(data, piece.row.shard)
         size = (height * vision.patch, width * vision.patch)
-        frames = piece.rule.readers[medium.kind].decode(data, size)
+        frames = piece.rule.reader(medium.kind, piece.name).decode(data, size)
         if len(frames) != medium.grid[0]:
             raise BadSample(
                 Reason.BAD_SHAPE,

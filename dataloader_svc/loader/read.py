@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample
 from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.loader.transformed import transformed
 from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, MediaSizes, RowColumns
@@ -97,7 +98,7 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
 
     Bad samples have no tokens and stand in `bad`. Raises only what is no sample's fault.
     """
-    samples = reader.read_block(block)
+    samples = transformed(reader.read_block(block), rule.transforms)
     bad = dict(samples.bad)
     found = _probe_media(reader, samples, rule, pool, bad)
     rows = RowColumns(

@@ -6,15 +6,20 @@ used by `read.py` (probe) and `decode.py` (pixels).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dataloader_svc.config.schema import Config, Source
+from dataloader_svc.errors import ConfigError
 from dataloader_svc.media.base import MediaReader
+from dataloader_svc.media.cropped import CroppedReader
+from dataloader_svc.sample import SampleId, keyed_rng
 from dataloader_svc.transforms.base import IMAGE, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
+from dataloader_svc.transforms.per_source import PictureCrop, Transform, TransformError, make_transforms
 from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule
 
@@ -25,6 +30,8 @@ class SampleRule:
 
     readers    by media kind, of the kinds that the source maps
     verify     share of documents to encode a second time, by the tokenizer's reference; drawn by `seed`
+    transforms of the source, prepared
+    crop       of its pictures; then `readers` says their size, and `reader` cuts them
     """
 
     tokenizer: Tokenizer
@@ -33,11 +40,23 @@ class SampleRule:
     readers: Mapping[int, MediaReader]
     verify: float = 0.0
     seed: int = 0
+    transforms: tuple[Transform, ...] = ()
+    crop: PictureCrop | None = None
+
+    def reader(self, kind: int, sample: SampleId) -> MediaReader:
+        """The reader that decodes a sample's media of a kind: a random crop depends on the sample."""
+        reader = self.readers[kind]
+        if self.crop is None or not self.crop.random or not isinstance(reader, CroppedReader):
+            return reader
+        at_y, at_x = keyed_rng(self.seed, *sample, "crop").random(2).tolist()
+        return replace(reader, at_y=at_y, at_x=at_x)
 
 
 def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer) -> SampleRule:
     """The rule of source `name`. Raises ConfigError for a token or template that doesn't serve."""
     source = config.sources[name]
+    transforms = _prepared(source, base_dir)
+    vision, crop = _geometry(config, source, transforms)
     chat = None
     if source.messages is not None:
         file = None if source.chat_template is None else base_dir / source.chat_template
@@ -45,20 +64,58 @@ def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer)
     return SampleRule(
         tokenizer,
         DocumentRule.of(config, source, tokenizer, chat),
-        VisionRule(**config.images.model_dump()),
-        _readers(config, source),
+        vision,
+        _readers(config, source, crop),
         verify=0.0 if tokenizer.is_reference else config.tokenizer_verify,
         seed=config.seed,
+        transforms=transforms,
+        crop=crop,
     )
 
 
-def _readers(config: Config, source: Source) -> dict[int, MediaReader]:
+def _prepared(source: Source, base_dir: Path) -> tuple[Transform, ...]:
+    transforms = make_transforms(source)
+    for number, transform in enumerate(transforms):
+        with _naming(source, number):
+            transform.prepare(base_dir)
+    return transforms
+
+
+def _geometry(
+    config: Config, source: Source, transforms: Sequence[Transform]
+) -> tuple[VisionRule, PictureCrop | None]:
+    """The bounds of a picture's size, and the crop of the last transform that gives one."""
+    vision = VisionRule(**config.images.model_dump())
+    for number, transform in enumerate(transforms):
+        with _naming(source, number):
+            vision = transform.vision(vision)
+    crop = None
+    for number, transform in enumerate(transforms):
+        with _naming(source, number):
+            found = transform.crop(vision)
+            if found is not None and source.image is None:
+                raise ConfigError("the source maps no pictures (`image`)")
+        crop = found or crop
+    return vision, crop
+
+
+@contextmanager
+def _naming(source: Source, number: int) -> Iterator[None]:
+    """Put the transform's place in front of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise TransformError(number, next(iter(source.transforms[number])), str(error)) from None
+
+
+def _readers(config: Config, source: Source, crop: PictureCrop | None) -> dict[int, MediaReader]:
     # Imported where used: a loader of text pays for no decoder (PyAV alone is 100 MB).
     readers: dict[int, MediaReader] = {}
     if source.image is not None:
         from dataloader_svc.media.image import ImageReader
 
-        readers[IMAGE] = ImageReader(config.images.max_source_pixels)
+        pictures = ImageReader(config.images.max_source_pixels)
+        readers[IMAGE] = pictures if crop is None else CroppedReader(pictures, crop.height, crop.width)
     if source.video is not None:
         from dataloader_svc.media.sampling import VideoSampling
         from dataloader_svc.media.video import VideoReader

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from dataloader_svc.errors import NotLeader, StoreError
+from dataloader_svc.errors import NotLeader, Reason, StoreError
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
@@ -128,6 +128,7 @@ class Journal:
                 row.detail,
             )
             for source, epoch, row in plan.skipped
+            if row.reason != Reason.FILTERED
         ]
         generation, fence = self._current(), self._held().token
 

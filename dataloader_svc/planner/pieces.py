@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.errors import Reason
-from dataloader_svc.sample import BlockId, ProbeColumns
+from dataloader_svc.sample import BadRow, BlockId, ProbeColumns
 
 Column = NDArray[np.int64]
 TooLong = Literal["split", "truncate", "drop", "error"]
@@ -133,6 +133,12 @@ class TooLongError(ValueError):
         self.tokens = tokens
 
 
+def _skipped(row: BadRow) -> SkippedRow:
+    if row.reason == Reason.FILTERED:  # there may be more of these than of samples: records name no row
+        return SkippedRow(row.position, "", 0, Reason.FILTERED, "")
+    return SkippedRow(row.position, row.row.shard, row.row.row, row.reason, row.detail)
+
+
 def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces:
     """Apply a source's `too_long` rule to a block. Raises TooLongError where the rule is `error`.
 
@@ -140,10 +146,7 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces
     one that `truncate` would leave empty, is passed over with the reason `too_long`.
     """
     tokens = probe.tokens.astype(np.int64)
-    skipped = {
-        row.position: SkippedRow(row.position, row.row.shard, row.row.row, row.reason, row.detail)
-        for row in probe.bad
-    }
+    skipped = {row.position: _skipped(row) for row in probe.bad}
     tokens[[position - probe.start for position in skipped]] = 0
     for index in np.flatnonzero(tokens <= 0).tolist():
         position = probe.start + index

@@ -31,6 +31,9 @@ Lack = BlockId | Epoch
 
 _MIN_WINDOW = 8
 
+_NOT_BAD = frozenset({Reason.TOO_LONG, Reason.FILTERED})
+"""Passed over because somebody asked for it: no sign of damaged data."""
+
 
 @dataclass(frozen=True, slots=True)
 class BadLimit:
@@ -166,7 +169,7 @@ class Cursor:
         self.position = position
         if passed:
             self.skipped += [(self.epoch, row) for row in passed]
-            self._bad.update(row.reason for row in passed if row.reason != Reason.TOO_LONG)
+            self._bad.update(row.reason for row in passed if row.reason not in _NOT_BAD)
             self._judge(passed)
 
     def _judge(self, passed: tuple[SkippedRow, ...]) -> None:
@@ -187,7 +190,9 @@ class Cursor:
         """Go there if there is one. SourceError: nothing in all of the source can be used."""
         if self._fresh if self._repeat else self.samples == 0:
             name = self._supply.source
-            worst = ", ".join(f"{reason} {count}" for reason, count in self._bad.most_common(3))
+            filtered = sum(row.reason == Reason.FILTERED for _, row in self.skipped)
+            reasons = self._bad + Counter({Reason.FILTERED.value: filtered})
+            worst = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
             raise SourceError(
                 f"source {name!r}: none of its {rows} samples can be used"
                 f"{f' ({worst})' if worst else ''}. See `dataloader-svc quarantine --source {name}`"

@@ -17,12 +17,13 @@ from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.registry import nearest
 from dataloader_svc.sources.base import Fields
+from dataloader_svc.transforms.per_source import columns_of, make_transforms
 
 _NAMES_SHOWN = 30  # a row may have thousands of keys, and a source millions of such rows
 
 
 def fields_of(source: Source) -> Fields:
-    """The mapping of a source's YAML."""
+    """The mapping of a source's YAML, and what its transforms look at. ConfigError for a wrong transform."""
     image = [source.image] if isinstance(source.image, str) else source.image
     names: dict[str, tuple[str, ...]] = {}
     if source.text is not None:
@@ -33,7 +34,7 @@ def fields_of(source: Source) -> Fields:
         names["image"] = tuple(image)
     if source.video is not None:
         names["video"] = (source.video.field,)
-    return Fields(names)
+    return Fields(names, raw=columns_of(make_transforms(source)))
 
 
 def raw_root(name: str, found: Collection[str]) -> str | None:

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
+from dataloader_svc.config.options import checked_options as options_of
 from dataloader_svc.config.schema import Model, Source
 from dataloader_svc.errors import ConfigError, SourceError
-from dataloader_svc.registry import nearest
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index_cache import CorruptIndex, IndexCache
@@ -49,6 +48,7 @@ class ExtentColumns:
     num_rows    int64 (E,)
     offset, length, extra   int64 (E,)  the format's own
     num_bytes   int64 (E,)  size in memory
+    kept        int64 (E,)  of `num_rows`, how many of the first ones are rows of the source (`reduce.py`)
     """
 
     shard: NDArray[np.int32]
@@ -58,6 +58,7 @@ class ExtentColumns:
     length: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
     extra: NDArray[np.int64]
+    kept: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -85,7 +86,7 @@ class SourceIndex:
     @property
     def num_rows(self) -> int:
         """Rows over all shards: the positions of an epoch."""
-        return int(self.extents.num_rows.sum())
+        return int(self.extents.kept.sum())
 
     def extent(self, number: int) -> tuple[int, Extent]:
         """(shard, extent) of extent `number`."""
@@ -115,15 +116,9 @@ def make_format(source: Source, storage: Storage) -> SourceFormat:
 def checked_options(made: type[SourceFormat], options: Mapping[str, object]) -> Model:
     """`options:` of a source as the format's own model. Raises ConfigError that names the option."""
     try:
-        return made.Options.model_validate(dict(options))
-    except ValidationError as error:
-        known = sorted(made.Options.model_fields)
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            allowed = f"known: {', '.join(known)}{nearest(name, known)}" if known else "this format has none"
-            raise ConfigError(f"options: unknown option {name!r}; {allowed}") from None
-        raise ConfigError(f"options: {name}: {first['msg']}, found {first['input']!r}") from None
+        return options_of(made.Options, options, "format")
+    except ConfigError as error:
+        raise ConfigError(f"options: {error}") from None
 
 
 def build_index(
@@ -221,7 +216,8 @@ def _assemble(name: str, shards: Sequence[_Shard]) -> SourceIndex:
     counts = [len(shard.index.extents) for shard in shards]
     table = np.array([extent for shard in shards for extent in shard.index.extents], np.int64)
     column = dict(zip(Extent._fields, table.T.copy(), strict=True))
-    columns = ExtentColumns(shard=np.repeat(np.arange(len(shards), dtype=np.int32), counts), **column)
+    shard_of = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
+    columns = ExtentColumns(shard=shard_of, kept=column["num_rows"], **column)
     warnings: list[str] = []
     for shard in shards:
         warnings += [*shard.warnings, *shard.index.warnings]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
-from dataloader_svc.sources.fields import kind_of, row_values
+from dataloader_svc.sources.fields import kind_of, raw_value, row_values
 
 _CHUNK = 2**20
 _NEWLINE = 10
@@ -60,25 +60,30 @@ class JsonLines(SourceFormat):
         """Parse the lines of a byte range."""
         data = self.context.storage.read_range(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._fields}
+        raw: dict[str, list[Any]] = {name: [] for name in self._fields.raw}
         bad: dict[int, BadSample] = {}
         row = 0
         for number, line in enumerate(data.split(b"\n"), extent.extra):
             content = line.strip(_BLANK)
             if not content:
                 continue
+            found: dict[str, object] = {}
             try:
-                values = row_values(self._fields, _parse(content))
+                found = _parse(content)
+                values = row_values(self._fields, found)
             except BadSample as error:
                 bad[row] = BadSample(error.reason, f"line {number}: {error.detail}")
                 values = dict.fromkeys(self._fields)
             for role, value in values.items():
                 columns[role].append(value)
+            for name, column in raw.items():
+                column.append(raw_value(found, name))
             row += 1
         if row != extent.num_rows:
             raise SourceError(
                 f"{path}: {extent.num_rows} rows when indexed, {row} now, at byte {extent.offset}"
             )
-        return Rows(row, dict(columns), bad)
+        return Rows(row, dict(columns), bad, dict(raw))
 
 
 def _parse(line: bytes) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from dataloader_svc.sources.base import Extent, Rows
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index import Progress, build_index, make_format
 from dataloader_svc.sources.order import Order
+from dataloader_svc.sources.reduce import reduced
 from dataloader_svc.storage import Storage
+from dataloader_svc.transforms.per_source import make_transforms
 
 _ORDERS_KEPT = 3  # the epoch being read, the next one looked ahead to, and one that is re-read
 
@@ -33,6 +35,7 @@ class BlockSamples:
 
     columns     role -> list of n values as in `sources.base.Rows`; those of bad samples mean nothing
     bad         index -> why the sample can't be used
+    raw         name -> list of n values, of the fields that the source's transforms look at
     shard, row  int32 (n,), int64 (n,): where each sample lies; `ref` words it
     """
 
@@ -43,6 +46,7 @@ class BlockSamples:
     shard: NDArray[np.int32]
     row: NDArray[np.int64]
     paths: tuple[str, ...]
+    raw: dict[str, list[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.row)
@@ -70,7 +74,8 @@ class SourceReader:
         self.source = source
         self.fields = fields_of(source)
         self._storage = storage or Storage()
-        self.index = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
+        index = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
+        self.index = reduced(index, make_transforms(source))
         self._format = make_format(source, self._storage)
         self._seed = seed
         self._block_bytes = source.shuffle.block if source.shuffle else None
@@ -91,7 +96,7 @@ class SourceReader:
             order = self._orders.pop(epoch, None)
             if order is None:
                 order = Order(
-                    self.index.extents.num_rows,
+                    self.index.extents.kept,
                     self.index.extents.num_bytes,
                     seed=self._seed,
                     source=self.name,
@@ -116,17 +121,20 @@ class SourceReader:
         order = self.order(block.epoch)
         layout = order.block(block.block)
         columns: dict[str, list[Any]] = {role: [] for role in self.fields}
+        raw: dict[str, list[Any]] = {name: [] for name in self.fields.raw}
         bad: dict[int, BadSample] = {}  # by place in file order; turned into positions below
         firsts: list[int] = []
         start = 0
         for number in layout.extents.tolist():
             shard, extent = self.index.extent(number)
-            rows = self._read_extent(shard, extent)
+            rows, kept = self._read_extent(shard, extent), int(self.index.extents.kept[number])
             firsts.append(start)
             for role, values in columns.items():
-                values.extend(rows.columns[role])
-            bad.update((start + row, error) for row, error in rows.bad.items())
-            start += extent.num_rows
+                values.extend(rows.columns[role][:kept])
+            for name, values in raw.items():
+                values.extend(rows.raw[name][:kept])
+            bad.update((start + row, error) for row, error in rows.bad.items() if row < kept)
+            start += kept
         places = np.array(firsts, np.int64)[layout.extent_index] + layout.row
         return BlockSamples(
             block=block,
@@ -136,6 +144,7 @@ class SourceReader:
             shard=self.index.extents.shard[layout.extents][layout.extent_index],
             row=self.index.extents.first_row[layout.extents][layout.extent_index] + layout.row,
             paths=self.index.paths,
+            raw={name: _take(values, places) for name, values in raw.items()},
         )
 
     def read_extent(self, number: int) -> Rows:
@@ -157,7 +166,12 @@ class SourceReader:
             size = self._storage.stat(path).size
             if size != self.index.sizes[shard]:
                 raise SourceError(f"{path}: had {self.index.sizes[shard]} bytes when indexed, has {size} now")
-            return self._format.read(path, extent)
+            rows = self._format.read(path, extent)
+            if lacking := [name for name in self.fields.raw if name not in rows.raw]:
+                raise SourceError(
+                    f"{path}: format {self.source.format!r} doesn't give what transforms look at: "
+                    f"Rows.raw lacks {', '.join(lacking)}"
+                )
         except SourceError as error:
             reason = BadSample(Reason.UNREADABLE_SHARD, str(error))
             empty = [None] * extent.num_rows
@@ -165,7 +179,9 @@ class SourceReader:
                 extent.num_rows,
                 dict.fromkeys(self.fields, empty),
                 dict.fromkeys(range(extent.num_rows), reason),
+                dict.fromkeys(self.fields.raw, empty),
             )
+        return rows
 
 
 def _take(values: list[Any], places: NDArray[np.int64]) -> list[Any]:

@@ -15,13 +15,19 @@ Extensions are compared in lower case. `messages` are read from a JSON member.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
-from dataloader_svc.sources.fields import describe_missing, messages_value, missing_field
+from dataloader_svc.sources.fields import (
+    describe_missing,
+    messages_value,
+    missing_field,
+    raw_root,
+    value_inside,
+)
 from dataloader_svc.sources.tar import BLOCK, Damaged, Member, check_header, members
 
 
@@ -88,17 +94,22 @@ class WebDataset(SourceFormat):
         """All samples of a byte range: one read, then views of it."""
         data = self.context.storage.read_range(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._names}
+        raw: dict[str, list[Any]] = {name: [] for name in self.context.fields.raw}
         bad: dict[int, BadSample] = {}
         row = 0
         try:
             for sample in _samples(members(lambda offset, n: data[offset : offset + n], 0, len(data))):
+                found: dict[str, object] = {}
                 try:
+                    found = _raw_values(sample.parts, data, self.context.fields.raw)
                     values = self._values(sample, data)
                 except BadSample as error:
                     bad[row] = BadSample(error.reason, f"sample {sample.key!r}: {error.detail}")
                     values = dict.fromkeys(self._names)
                 for role, value in values.items():
                     columns[role].append(value)
+                for name, column in raw.items():
+                    column.append(found.get(name))
                 row += 1
         except Damaged as error:
             raise SourceError(f"{path}: {error} (from byte {extent.offset} on)") from error
@@ -106,7 +117,7 @@ class WebDataset(SourceFormat):
             raise SourceError(
                 f"{path}: {extent.num_rows} samples when indexed, {row} now, at byte {extent.offset}"
             )
-        return Rows(row, dict(columns), bad)
+        return Rows(row, dict(columns), bad, dict(raw))
 
     def _walk(
         self, path: str, found: Iterator[Member], warnings: list[str]
@@ -220,6 +231,31 @@ def _check_is_tar(path: str, head: bytes) -> None:
         check_header(head)
     except Damaged as error:
         raise SourceError(f"{path}: is not a tar archive: {error}") from error
+
+
+def _raw_values(parts: Mapping[str, Member], data: bytes, names: Sequence[str]) -> dict[str, object]:
+    """What `names` mean: a JSON member as it stands, dotted for what lies in it; others as text, else bytes.
+
+    Raises BadSample for a JSON member that is none.
+    """
+    members: dict[str, object] = {}
+    values: dict[str, object] = {}
+    for name in names:
+        root = raw_root(name.lower(), parts)
+        if root is not None and root not in members:
+            members[root] = _raw_member(parts[root], data, is_json=root.split(".")[-1] == "json")
+        values[name] = None if root is None else value_inside(members[root], root, name)
+    return values
+
+
+def _raw_member(member: Member, data: bytes, *, is_json: bool) -> object:
+    content = data[member.data : member.data + member.size]
+    if is_json:
+        return _json(content, member.name)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content
 
 
 def _utf8(content: bytes, name: str) -> str:

@@ -74,7 +74,7 @@ def test_300_sources_stay_small(tmp_path: Path) -> None:
         sources={name: {"format": "jsonl", "path": "p", "text": "t"} for name in names},
         mixture={"schedule": [{"step": 0, **dict.fromkeys(names, 1.0)}]},
     )
-    assert len(json.dumps(read_digest(many, tmp_path))) < 24_000
+    assert len(json.dumps(read_digest(many, tmp_path))) < 28_000
 
 
 def test_the_plan_hash_ignores_the_mesh_and_sees_the_weights(tmp_path: Path) -> None:
