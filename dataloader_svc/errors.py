@@ -5,6 +5,7 @@
     │   └── ConfigProblems   several of them, found in one pass
     ├── DataError            what the user's files hold
     │   ├── SourceError      a source can't be opened or indexed: path, format, field        exit 3
+    │   │   └── Unreachable  the store is away or refuses us: says nothing of the data       exit 3
     │   └── BadSample        one row or one medium; quarantined, the job goes on
     ├── StateError           a state or a log that does not fit this job                     exit 4
     ├── StoreError           the state store is corrupt, locked or lost                      exit 5
@@ -59,6 +60,14 @@ class DataError(DataloaderError):
 
 class SourceError(DataError):
     """A source that can't be opened, listed or indexed."""
+
+
+class Unreachable(SourceError):
+    """The place where data lies gives no answer, or refuses us: that says nothing of the data.
+
+    So no sample is quarantined and no shard left out for it: others would be read in their place, and a
+    resume would see other data.
+    """
 
 
 class Reason(StrEnum):

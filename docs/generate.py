@@ -38,6 +38,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("planner", schema.Planner),
     ("loader", schema.Loader),
     ("constructor", schema.Constructor),
+    ("storage", schema.StorageSettings),
 ]
 
 HEAD = """\

@@ -45,6 +45,7 @@ from dataloader_svc.observe.audit import (
 )
 from dataloader_svc.planner.history import read_records
 from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.storage import Storage
 from dataloader_svc.store.open import open_store
 
 CONTRACTS = {
@@ -186,8 +187,9 @@ def _rows(loaded: LoadedConfig) -> Mapping[str, int]:
     """Rows of an epoch of each source, by its own index."""
     config = loaded.config
     cache = loaded.base_dir / config.index_cache
+    storage = Storage.of(config, loaded.base_dir)
     return {
-        name: SourceReader(name, source, loaded.base_dir, cache, config.seed).num_rows
+        name: SourceReader(name, source, loaded.base_dir, cache, config.seed, storage=storage).num_rows
         for name, source in config.sources.items()
     }
 

@@ -70,7 +70,7 @@ def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:
     """Index every source, with progress where it takes time; what is wrong, a line each."""
     config, problems = loaded.config, []
     readers: dict[str, SourceReader] = {}
-    storage = Storage()
+    storage = Storage.of(config, loaded.base_dir)
     with progress_bars() as progress:
         for name, source in config.sources.items():
             bar = progress.add_task(f"indexing {name}", total=None)
@@ -104,7 +104,7 @@ def preflight(path: Path) -> Preflight:
 
 
 def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
-    storage = Storage()
+    storage = Storage.of(loaded.config, loaded.base_dir)
     for name, source in loaded.config.sources.items():
         lines = []
         try:

@@ -17,6 +17,7 @@ from dataloader_svc.errors import DataloaderError
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.storage import Storage
 
 _ORDER_FIELDS = ("format", "shuffle", "extent", "transforms")
 """Settings of a source that change which row a position means; of the job, the seed does."""
@@ -46,6 +47,7 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
     config = loaded.config
     changed = compare(state.config, read_digest(config, loaded.base_dir))
     bar = progress.add_task("", total=None)
+    storage = Storage.of(config, loaded.base_dir)
     for name in names:
         if name not in config.sources:
             rows.notes[name] = "the configuration has no such source any more"
@@ -64,6 +66,7 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
                 loaded.base_dir / config.index_cache,
                 config.seed,
                 lambda done, total: progress.update(bar, completed=done, total=total),
+                storage=storage,
             )
         except DataloaderError as error:
             rows.notes[name] = str(error)

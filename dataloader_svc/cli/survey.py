@@ -22,6 +22,7 @@ from dataloader_svc.loader.read import HeldBlock, read_block
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.sample import BlockId
 from dataloader_svc.sources.reader import SourceReader
+from dataloader_svc.storage import Storage
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -101,6 +102,7 @@ def survey(
             loaded.base_dir / loaded.config.index_cache,
             loaded.config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
+            storage=Storage.of(loaded.config, loaded.base_dir),
         )
         report.shards, report.rows = len(reader.index.paths), reader.num_rows
         unusable = [shard.reason for shard in reader.index.bad_shards]

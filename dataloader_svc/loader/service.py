@@ -58,7 +58,7 @@ class LoaderService:
         self._table = core.BlockTable(config.loader.memory)
         self._blocks: dict[BlockId, HeldBlock] = {}
         self._reading: dict[BlockId, asyncio.Task[HeldBlock]] = {}
-        self._storage = Storage()
+        self._storage = Storage.of(config, base_dir)
         self._sources: dict[str, SourceReader] = {}
         self._opening: dict[str, asyncio.Task[SourceReader]] = {}
         self._rules: dict[str, SampleRule] = {}

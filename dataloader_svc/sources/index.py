@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.config.options import checked_options as options_of
 from dataloader_svc.config.schema import Model, Source
-from dataloader_svc.errors import ConfigError, SourceError
+from dataloader_svc.errors import ConfigError, SourceError, Unreachable
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index_cache import CorruptIndex, IndexCache
@@ -157,6 +157,8 @@ def _index_one(match: Match, maker: SourceFormat, cache: IndexCache | None) -> _
         before = maker.context.storage.stat(match.path)
         size = before.size
         index, warnings = _cached(match.path, before, maker, cache)
+    except Unreachable:  # to leave the shard out would change the order of all others
+        raise
     except SourceError as error:  # never cached: a permission can be mended without touching the file
         return _Shard(match, size, ShardIndex(()), bad=str(error))
     return _Shard(match, size, index, tuple(warnings))

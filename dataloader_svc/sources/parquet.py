@@ -43,7 +43,7 @@ class Parquet(SourceFormat):
 
     def index_shard(self, path: str) -> ShardIndex:
         """Read the footer."""
-        with _reading(path), pq.ParquetFile(self.context.storage.local_path(path)) as file:
+        with _reading(path), self._open(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
             missing = check_schema(path, schema, self._fields)
             extents = list(self._row_groups(schema, metadata))
@@ -54,7 +54,7 @@ class Parquet(SourceFormat):
         storage = self.context.storage
         stat = storage.stat(path)
         kept = storage.kept.get(path, stat)
-        with _reading(path), pq.ParquetFile(storage.local_path(path), metadata=kept) as file:
+        with _reading(path), self._open(path, kept) as file:
             if extent.offset >= file.num_row_groups:
                 raise SourceError(f"{path}: has no row group {extent.offset} (any more)")
             storage.kept.keep(path, stat, file.metadata, _footer_cost(file.metadata))
@@ -66,6 +66,17 @@ class Parquet(SourceFormat):
                 f"{path}: row group {extent.offset} had {extent.num_rows} rows, has {num_rows} now"
             )
         return rows_of(table, num_rows, self._fields)
+
+    @contextmanager
+    def _open(self, path: str, metadata: object = None) -> Iterator[Any]:
+        """A ParquetFile. Arrow opens what is local by itself; for the rest our file reads ranges."""
+        storage = self.context.storage
+        if storage.is_local(path):
+            with pq.ParquetFile(storage.local_path(path), metadata=metadata) as file:
+                yield file
+        else:
+            with storage.open(path) as raw, pq.ParquetFile(pa.PythonFile(raw), metadata=metadata) as file:
+                yield file
 
     def _row_groups(self, schema: pa.Schema, metadata: Any) -> Iterator[Extent]:
         wanted = {name for names in self._fields.names.values() for name in names}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.config.schema import Source
-from dataloader_svc.errors import BadSample, Reason, SourceError
+from dataloader_svc.errors import BadSample, Reason, SourceError, Unreachable
 from dataloader_svc.sample import BlockId, RowRef
 from dataloader_svc.sources.base import Extent, Rows
 from dataloader_svc.sources.fields import fields_of
@@ -155,7 +155,13 @@ class SourceReader:
         """Bytes of a media file named by a row of `shard`: below `media_root`, or else the shard's folder."""
         root = shard.rpartition("/")[0] if self._media_root is None else self._media_root
         try:
-            return self._storage.read_all(self._storage.join(root, path))
+            where = self._storage.join(root, path)
+            return self._storage.read_all(where)
+        except Unreachable as error:
+            if not where.startswith(("https://", "http://")):
+                raise
+            # Addresses that rows name die one by one: that is the data's fault, and no reason to stop.
+            raise BadSample(Reason.MISSING_FILE, str(error)) from error
         except (SourceError, ValueError) as error:  # ValueError: a NUL in the name
             raise BadSample(Reason.MISSING_FILE, str(error)) from error
 
@@ -174,6 +180,8 @@ class SourceReader:
                 )
         except SourceError as error:
             reason = BadSample(Reason.UNREADABLE_SHARD, str(error))
+        except Unreachable:  # says nothing of the rows
+            raise
             empty = [None] * extent.num_rows
             return Rows(
                 extent.num_rows,

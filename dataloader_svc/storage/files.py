@@ -1,8 +1,7 @@
 """Files by path: which ones a pattern names, how large they are, and ranges of their bytes.
 
-Knows nothing of formats. Local files only: a path with another scheme is refused in `local_path`, the one
-place where a path becomes a file, so object stores will come in here. Every failure is a SourceError that
-names the path. What the bytes mean is told in `sources/`.
+The one door to data: local paths are read here, `s3://` and the like in `remote.py`. Knows nothing of
+formats. Every failure is a SourceError that names the path. What the bytes mean is told in `sources/`.
 """
 
 from __future__ import annotations
@@ -10,24 +9,29 @@ from __future__ import annotations
 import glob
 import itertools
 import os
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 from urllib.parse import unquote
 
+from dataloader_svc.config.schema import Config, StorageSettings
 from dataloader_svc.errors import SourceError
 from dataloader_svc.registry import nearest
+from dataloader_svc.storage.cache import BlockCache
+from dataloader_svc.storage.filestat import FileStat
 from dataloader_svc.storage.kept import KeptParts
+from dataloader_svc.storage.patterns import MAGIC, after_scheme, expand_braces, name_matches, scheme_of
+from dataloader_svc.storage.remote import RemoteFiles
 
 KEPT_BYTES = 64 * 2**20
 """Enough for the footers of three files of 50 columns x 500 row groups, or of thousands of plain ones."""
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MAGIC = re.compile(r"[*?\[{]")
-_MAX_BRACES = 1_000_000  # {0..99999999} is a slip of the finger, not a data set
+
+_ASK_ONE_BY_ONE = 8  # names; for more, a listing of their folder is cheaper
+_WILD = re.compile(r"[*?\[]")
+_MAGIC_URL = re.compile(r"\{")  # a `?` begins the query of a web address
 
 
 class Match(NamedTuple):
@@ -37,23 +41,25 @@ class Match(NamedTuple):
     name: str
 
 
-class FileStat(NamedTuple):
-    """Size in bytes and time of the last change in ns: enough to tell that a file is not what it was."""
-
-    size: int
-    mtime_ns: int
-
-
 class Storage:
     """Where the files of a job are read. One per process; safe to call from several threads.
 
-    Local files only: a path with another scheme is refused in `local_path`.
-
-    kept   what formats parse once and keep; one memory limit for all sources
+    kept     what formats parse once and keep; one memory limit for all sources
+    remote   for paths with a scheme; default: with default settings, and nothing kept on the disk
     """
 
-    def __init__(self, *, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, *, kept_bytes: int = KEPT_BYTES, remote: RemoteFiles | None = None) -> None:
         self.kept: KeptParts[FileStat] = KeptParts(kept_bytes)
+        self._remote = remote or RemoteFiles(StorageSettings())
+
+    @classmethod
+    def of(cls, config: Config, base_dir: Path) -> Storage:
+        """As the `storage:` section of a job says; a relative cache folder starts from `base_dir`."""
+        settings = config.storage
+        cache = None
+        if settings.cache_bytes:
+            cache = BlockCache(base_dir / Path(settings.cache).expanduser(), settings.cache_bytes)
+        return cls(remote=RemoteFiles(settings, cache))
 
     def expand(self, patterns: Sequence[str], base_dir: Path) -> list[str]:
         """Absolute paths of the files that `patterns` name; see `matches`."""
@@ -68,12 +74,15 @@ class Storage:
         """
         found: dict[str, Match] = {}
         for pattern in patterns:
-            for match in _matches_of(pattern, base_dir):
+            of = _matches_of(pattern, base_dir) if self.is_local(pattern) else self._remote_matches(pattern)
+            for match in of:
                 found.setdefault(match.path, match)
         return list(found.values())
 
     def stat(self, path: str) -> FileStat:
-        """Size and mtime of a file."""
+        """Size and mtime of a file as it is now; one request if it is remote."""
+        if not self.is_local(path):
+            return self._remote.stat(path)
         try:
             result = Path(self.local_path(path)).stat()
         except OSError as error:
@@ -81,7 +90,12 @@ class Storage:
         return FileStat(result.st_size, result.st_mtime_ns)
 
     def open(self, path: str) -> BinaryIO:
-        """The file, open for reading, without a buffer: callers read in large pieces."""
+        """The file, open for reading, without a buffer: callers read in large pieces.
+
+        A remote one has no file descriptor; it reads ranges, ahead of what is asked for.
+        """
+        if not self.is_local(path):
+            return cast("BinaryIO", self._remote.open(path))
         try:
             return Path(self.local_path(path)).open("rb", buffering=0)
         except OSError as error:
@@ -89,12 +103,10 @@ class Storage:
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` on; SourceError if the file ends before."""
-        with self.open(path) as file:
-            try:
-                parts = list(_pread(file.fileno(), offset, length))
-            except OSError as error:
-                raise _unreadable(path, error) from error
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self.is_local(path):
+            data = self._read_local(path, offset, length)
+        else:
+            data = self._remote.read(path, offset, offset + length)
         if len(data) != length:
             raise SourceError(
                 f"{path}: wanted {length} bytes at {offset}, the file ended after {len(data)}; "
@@ -104,6 +116,8 @@ class Storage:
 
     def read_all(self, path: str) -> bytes:
         """The whole file."""
+        if not self.is_local(path):
+            return self._remote.read_all(path)
         try:
             return Path(self.local_path(path)).read_bytes()
         except OSError as error:
@@ -111,22 +125,77 @@ class Storage:
 
     def join(self, folder: str, path: str) -> str:
         """`path` as named by a row: below `folder`, unless it is absolute or has a scheme itself."""
-        return str(Path(folder) / _local_path(path))
+        if not self.is_local(path):
+            return path
+        if self.is_local(folder) or path.startswith("/") or scheme_of(path):
+            return str(Path(folder) / _local_path(path))
+        joined = posixpath.normpath(f"{after_scheme(folder)}/{path}")  # a key has no "..": we resolve it
+        if joined.partition("/")[0] != after_scheme(folder).partition("/")[0]:
+            raise SourceError(f"{path}: leads out of {folder}")
+        return f"{scheme_of(folder)}://{joined}"
+
+    def is_local(self, path: str) -> bool:
+        """Whether the path is one of this machine's file system (without a scheme, or `file://`)."""
+        return scheme_of(path) in (None, "file")
 
     def local_path(self, path: str) -> str:
         """The path on this machine: `file://` is taken off, any other scheme is a SourceError."""
         return _local_path(path)
 
+    def _read_local(self, path: str, offset: int, length: int) -> bytes:
+        with self.open(path) as file:
+            try:
+                parts = list(_pread(file.fileno(), offset, length))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _remote_matches(self, pattern: str) -> list[Match]:
+        """As `_matches_of`, in a store. Names without a wildcard are asked for; else the folder is listed."""
+        magic = _MAGIC_URL if scheme_of(pattern) in ("http", "https") else MAGIC
+        head, *tail = after_scheme(pattern).split("/")
+        fixed = list(itertools.takewhile(lambda part: not magic.search(part), tail[:-1]))
+        folder = f"{scheme_of(pattern)}://{'/'.join([head, *fixed])}"
+        names = expand_braces("/".join(tail[len(fixed) :]), pattern)
+        listing: list[str] | None = None
+        wild = any(_WILD.search(name) for name in names)
+        if "*" in pattern and magic is not MAGIC:
+            raise SourceError(
+                f"path {pattern!r}: a web server can't be listed; name the files, {{0000..0031}} is expanded"
+            )
+        if magic is MAGIC and (wild or len(names) > _ASK_ONE_BY_ONE):
+            recursive = any("/" in name or "**" in name for name in names)
+            listing = sorted(self._remote.files_below(folder, recursive=recursive))
+        found: list[Match] = []
+        for name in names:
+            here = self._remote_names(folder, name, listing)
+            if not here:
+                raise SourceError(self._nothing_called(pattern, folder, name, listing))
+            found += [Match(f"{folder}/{each}", each) for each in here]
+        return found
+
+    def _remote_names(self, folder: str, name: str, listing: list[str] | None) -> list[str]:
+        if listing is None:
+            return [name] if self._remote.is_file(f"{folder}/{name}") else []
+        return [name] if name in listing else [each for each in listing if name_matches(each, name)]
+
+    def _nothing_called(self, pattern: str, folder: str, name: str, listing: list[str] | None) -> str:
+        if scheme_of(folder) in ("http", "https"):
+            return f"path {pattern!r}: the server has no {name!r} in {folder}"
+        beside = self._remote.files_below(folder, recursive=True) if listing is None else listing
+        if any(each.startswith(f"{name}/") for each in beside):
+            return f"path {pattern!r} is a folder; name its files, for example {pattern.rstrip('/')}/*"
+        hint = nearest(name, beside) if beside else "; there is nothing below it"
+        return f"path {pattern!r}: nothing called {name!r} in {folder}{hint}"
+
 
 def _local_path(path: str) -> str:
-    scheme = _SCHEME.match(path)
+    scheme = scheme_of(path)
     if scheme is None:
         return path
-    if scheme[1].lower() != "file":
-        raise SourceError(
-            f"{path}: {scheme[1]}:// is not read yet; copy the data to a local or mounted folder"
-        )
-    return unquote(path[scheme.end() :].removeprefix("localhost"))
+    if scheme != "file":
+        raise SourceError(f"{path}: is not on this machine")
+    return unquote(after_scheme(path).removeprefix("localhost"))
 
 
 def _matches_of(pattern: str, base_dir: Path) -> list[Match]:
@@ -141,7 +210,7 @@ def _matches_of(pattern: str, base_dir: Path) -> list[Match]:
     if not folder.is_dir():
         raise SourceError(f"path {pattern!r}: folder {folder} does not exist{_nearest_in(folder)}")
     found: list[Match] = []
-    for name in _braces(rest, pattern):
+    for name in expand_braces(rest, pattern):
         names = _glob(folder, name)
         if not names:
             raise SourceError(
@@ -163,34 +232,8 @@ def _glob(folder: Path, name: str) -> list[str]:
 def _fixed_folder(where: Path) -> tuple[Path, str]:
     """The part of a pattern that has no wildcard, and the rest (at least the last component)."""
     head, *tail = where.parts
-    fixed = list(itertools.takewhile(lambda part: not _MAGIC.search(part), tail[:-1]))
+    fixed = list(itertools.takewhile(lambda part: not MAGIC.search(part), tail[:-1]))
     return Path(head, *fixed), str(PurePath(*tail[len(fixed) :]))
-
-
-def _braces(text: str, pattern: str) -> list[str]:
-    """`a{0..2}b` -> a0b, a1b, a2b. Zeros in front fix the width; braces that are no list stay as they are."""
-    done = [""]
-    for number, part in enumerate(_BRACES.split(text)):
-        choices = [part] if number % 2 == 0 else _choices(part, pattern)
-        if len(done) * len(choices) > _MAX_BRACES:
-            raise SourceError(f"path {pattern!r}: braces stand for more than {_MAX_BRACES} files")
-        done = [head + choice for head in done for choice in choices]
-    if len(done) > 1 and any(len(_choices(body, pattern)) > 1 for body in _BRACES.findall(done[0])):
-        raise SourceError(f"path {pattern!r}: braces inside braces are not expanded; give a list of patterns")
-    return done
-
-
-def _choices(body: str, pattern: str) -> list[str]:
-    numbers = _RANGE.fullmatch(body)
-    if numbers is None:
-        return body.split(",") if "," in body else [f"{{{body}}}"]
-    first, last = int(numbers[1]), int(numbers[2])
-    if abs(last - first) >= _MAX_BRACES:
-        raise SourceError(f"path {pattern!r}: braces stand for more than {_MAX_BRACES} files")
-    padded = any(text.startswith("0") and len(text) > 1 for text in numbers.groups())
-    width = max(len(numbers[1]), len(numbers[2])) if padded else 0
-    step = 1 if last >= first else -1
-    return [f"{number:0{width}d}" for number in range(first, last + step, step)]
 
 
 def _nearest_in(where: Path) -> str:

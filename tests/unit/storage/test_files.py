@@ -82,7 +82,7 @@ def test_names_are_below_the_fixed_folder_so_that_data_may_move(tree):
         ("cap/*.parquet", ["nothing called '*.parquet'", "/cap"]),
         ("cap/x-{0008..0013}.tar", ["'x-0012.tar'", "cap/x-{0008..0013}.tar"]),
         ("web", ["is a folder", "web/*"]),
-        ("s3://bucket/x.parquet", ["s3://", "not read yet"]),
+        ("s4://bucket/x.parquet", ["s4://", "is not read", "known: file, gs, hf"]),
         ("x-{0..99999999}", ["more than"]),
         ("cap/x-{0{008,009},0011}.tar", ["braces inside braces", "a list"]),
         ("{0..9999}{0..9999}", ["more than"]),
