@@ -178,10 +178,10 @@ class SourceReader:
                     f"{path}: format {self.source.format!r} doesn't give what transforms look at: "
                     f"Rows.raw lacks {', '.join(lacking)}"
                 )
-        except SourceError as error:
-            reason = BadSample(Reason.UNREADABLE_SHARD, str(error))
         except Unreachable:  # says nothing of the rows
             raise
+        except SourceError as error:
+            reason = BadSample(Reason.UNREADABLE_SHARD, str(error))
             empty = [None] * extent.num_rows
             return Rows(
                 extent.num_rows,
