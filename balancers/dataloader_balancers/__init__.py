@@ -11,7 +11,7 @@ from dataloader_balancers.assign import BALANCERS, two_phase_lpt
 from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
-from dataloader_balancers.pack import PACKERS, Limit
+from dataloader_balancers.pack import PACKERS, Limit, pack_all
 
 __all__ = [
     "BALANCERS",
@@ -25,6 +25,7 @@ __all__ = [
     "gap",
     "imbalance",
     "loads",
+    "pack_all",
     "segment_sum",
     "sequence_cost",
     "two_phase_lpt",

@@ -25,9 +25,10 @@ nothing to speak of while there are pieces shorter than the gaps.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,8 @@ _KEEP = 0.995
 _SPREAD_FROM = (0.0, 1 / 64, 1 / 16, 1 / 4)
 # Sequences it asks, cheapest first, before it leaves a piece to best fit.
 _TRIES = 8
+# Share of sequences beyond best fit's that `pack_all` opens for a packer that needs them.
+_MORE_FOR_ALL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,49 @@ def pack(
     limits: Sequence[Limit] = (),
 ) -> NDArray[np.int32]:
     """`PACKERS[name]`, or a ValueError that lists the names."""
+    return _named(name)(lengths, num_sequences, capacity, priority, costs, limits=limits)
+
+
+def pack_all(
+    name: str,
+    lengths: ArrayLike,
+    capacity: int,
+    *,
+    priority: ArrayLike | None = None,
+    costs: ArrayLike | None = None,
+    limits: Sequence[Limit] = (),
+) -> NDArray[np.int32]:
+    """Every piece in a sequence, in as few as packer `name` needs: the sequence of each piece, int32 (n,).
+
+    Their number is the largest in the result, plus 1; none is empty. It is what best fit needs, at most 11/9
+    of the fewest possible plus 6/9 (with no priorities and limits). A packer that leaves pieces over in so
+    many gets 1, 2, 4, ... more, up to 2 %; if it still leaves some over, the result is that of best fit.
+    """
+    packer = _named(name)
+    task = _Task.checked(lengths, 1, capacity, priority, costs, limits)
+    if not len(task.sizes):
+        return np.empty(0, np.int32)
+    # Best fit opens a sequence only for a piece that no open one admits, so any two together breach a cap:
+    # there are at most twice as many as the totals ask for, and one.
+    filled = [task.sizes.sum() / capacity]
+    filled += [weights.sum() / max(cap, 1) for weights, cap in zip(task.weights, task.caps, strict=True)]
+    enough = min(2 * math.ceil(sum(filled)) + 1, len(task.sizes))
+    reference = _best_fit(replace(task, num_sequences=enough))
+    fewest = len(np.unique(reference))
+    more = 0
+    while more <= max(1, fewest * _MORE_FOR_ALL):
+        result = packer(lengths, fewest + more, capacity, priority, costs, limits=limits)
+        if (result >= 0).all():
+            reference = result
+            break
+        more = 2 * more or 1
+    return np.unique(reference, return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+
+def _named(name: str) -> Packer:
     if name not in PACKERS:
         raise ValueError(f"unknown packer {name!r}; known: {', '.join(PACKERS)}")
-    return PACKERS[name](lengths, num_sequences, capacity, priority, costs, limits=limits)
+    return PACKERS[name]
 
 
 def first_fit(

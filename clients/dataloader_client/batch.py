@@ -150,7 +150,8 @@ class Manifest:
 class Batch:
     """One microbatch of one rank. `batch["labels"]`, `batch.labels`, `batch.inputs["labels"]`: the same.
 
-    step, microbatch, num_microbatches   which part of which optimiser step this is
+    step, microbatch, num_microbatches   which part of which optimiser step this is; as many on every rank,
+                     but with `global_batch: {samples: ...}` not in every step
     numpy            the arrays (FIELDS, without the manifest), views of one received buffer
     max_seqlen       longest document of the microbatch, in tokens
     num_tokens       tokens of documents in the whole microbatch, over all its cp ranks; no padding

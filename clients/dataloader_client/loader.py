@@ -142,7 +142,10 @@ class DataServiceLoader:
             running.stop_prefetch()  # the next call starts afresh, at the same step
             raise
         waited = time.perf_counter() - began
-        self._batches = split(frame)
+        batches = split(frame)
+        if self._microbatch:  # where steps are of so many samples, only now it shows how this one divides
+            self._checkpoint().check(self.mesh, len(batches))
+        self._batches = batches
         self._ended = not self._batches
         if self._ended:
             return
@@ -176,6 +179,9 @@ class DataServiceLoader:
         After the last microbatch of a step (`batch.is_last_microbatch`) it fits any mesh; in the middle of a
         step, only one with the same dp and cp.
         """
+        return self._checkpoint().to_dict()
+
+    def _checkpoint(self) -> Checkpoint:
         return Checkpoint(
             service=self._state,
             step=self._step,
@@ -183,7 +189,7 @@ class DataServiceLoader:
             num_microbatches=self._num_microbatches,
             dp=self.mesh.dp,
             cp=self.mesh.cp,
-        ).to_dict()
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`; all ranks must. Steps read ahead are thrown away."""
@@ -204,10 +210,12 @@ class DataServiceLoader:
                 "with mesh= and rank=; or mesh=Mesh(dp=1), for all data in one process"
             )
         if checkpoint is not None:
-            checkpoint.check(mesh, response.num_microbatches)
+            checkpoint.check(mesh, response.num_microbatches or None)
         self.mesh, self.info = mesh, response
         self._session, self._step = response.session, response.start_step
         self._num_microbatches = response.num_microbatches
+        if checkpoint is not None and checkpoint.microbatch:
+            self._num_microbatches = checkpoint.num_microbatches
         self._state = self._state_after = json.loads(response.state_json or "{}")
         self._microbatch = checkpoint.microbatch if checkpoint is not None else 0
         self._batches, self._ended = [], False

@@ -21,7 +21,7 @@ from dataloader_svc.cli.output import (
     table,
 )
 from dataloader_svc.cli.preflight import preflight
-from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey
+from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey, tokens_per_step
 from dataloader_svc.config.cross import smallest_picture
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import Reason
@@ -68,6 +68,7 @@ def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
     bad, good = sum(report.bad.values()), len(report.lengths)
     if report.rows_read and not good and not bad:
         message = f"no row of {report.filtered} read is left: all are filtered"
+        message += "".join(f"; {what}" for what in report.lacking.values())
         yield loaded.problem((*place, "transforms"), message)
     elif report.rows_read and not good:
         reason, _ = report.bad.most_common(1)[0]
@@ -109,8 +110,10 @@ def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, pro
         if any(report.lengths for report in reports.values()):
             out.print()
             out.print(_token_table(loaded, reports))
-            step = loaded.config.num_sequences * loaded.config.sequence_length
-            out.print(f"\na step is {step:,} tokens; tokens are estimated from the rows read", soft_wrap=True)
+            step = f"{tokens_per_step(loaded.config, reports):,.0f} tokens"
+            if loaded.config.global_batch.samples is not None:
+                step = f"{loaded.config.global_batch.samples:,} samples, about {step}"
+            out.print(f"\na step is {step}; tokens are estimated from the rows read", soft_wrap=True)
     for report in reports.values():
         for note in _notes(report):
             out.print(f"note: {report.name}: {note}", markup=False, soft_wrap=True)
@@ -162,6 +165,7 @@ def short(number: float) -> str:
 
 def _notes(report: SourceReport) -> Iterator[str]:
     yield from report.warnings
+    yield from (f"transforms: null in all rows: {what}" for what in report.lacking.values())
     if report.bad:
         counts = ", ".join(f"{count} {reason}" for reason, count in report.bad.most_common())
         yield f"will be quarantined: {counts}; first: {report.bad_example}"

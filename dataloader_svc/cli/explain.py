@@ -129,8 +129,10 @@ def _from_log(
 
 def _coords(config: Config, plan: Plan, mesh: Mesh, rank: int | None) -> Coords | None:
     """The rank's place. MeshError where the step, as it was planned, does not fit the mesh."""
-    batch = config.global_batch.model_copy(update={"sequences": plan.num_sequences, "tokens": None})
-    check_mesh(config.model_copy(update={"global_batch": batch}), _size(mesh))
+    if config.global_batch.samples is None:  # the log may be of other steps than the file is of now
+        batch = config.global_batch.model_copy(update={"sequences": plan.num_sequences, "tokens": None})
+        config = config.model_copy(update={"global_batch": batch})
+    check_mesh(config, _size(mesh))
     try:
         return None if rank is None else mesh.coords(rank)
     except MeshMismatchError as error:

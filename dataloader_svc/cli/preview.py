@@ -121,6 +121,9 @@ def step_view(loaded: LoadedConfig, step: int, count: int, progress: Progress) -
     return _view(loaded, plan, batches, count, progress)
 
 
+_NO_LIMIT = 2**50  # bytes; how large a step of so many samples is, its plan says
+
+
 def _for_one_rank(config: Config) -> Config:
     """The job as one rank can take a whole step of it; plans and contents are the same.
 
@@ -128,7 +131,9 @@ def _for_one_rank(config: Config) -> Config:
     """
     images = config.images
     pixels = images.merge**2 * 3 * images.patch**2  # bytes of a token, if all are of pictures
-    step_bytes = config.num_sequences * config.sequence_length * (3 * pixels + 200)
+    step_bytes = _NO_LIMIT
+    if config.num_sequences is not None:
+        step_bytes = config.num_sequences * config.sequence_length * (3 * pixels + 200)
     memory = {"memory": max(config.constructor.memory, step_bytes)}
     return config.model_copy(
         update={

@@ -18,6 +18,7 @@ import click
 from dataloader_svc import __version__
 from dataloader_svc.cli.output import config_argument, examples, progress_console
 from dataloader_svc.cli.preflight import load_checked
+from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
 
@@ -74,13 +75,19 @@ def _announce(job: Job, *, as_json: bool) -> None:
     else:
         sys.stdout.write(
             f"serving {config.job} at {job.address}: {len(config.sources)} sources, "
-            f"{config.num_sequences} sequences of {config.sequence_length} tokens a step\n"
+            f"{_step(config)} a step\n"
             f"  trainers:  DataServiceLoader({job.address!r})\n"
             f"  state:     {job.spec.store}\n"
             f"  logs:      {job.spec.run_dir / 'logs'}\n"
             "  Ctrl-C stops it; nothing that was delivered is forgotten\n"
         )
     sys.stdout.flush()
+
+
+def _step(config: Config) -> str:
+    if config.num_sequences is None:
+        return f"{config.global_batch.samples} samples in sequences of up to {config.sequence_length} tokens"
+    return f"{config.num_sequences} sequences of {config.sequence_length} tokens"
 
 
 @contextlib.contextmanager

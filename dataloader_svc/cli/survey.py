@@ -33,6 +33,7 @@ class SourceReport:
 
     lengths      tokens of each good row read
     filtered     rows that the source's transforms leave out
+    lacking      fields that those look at and no row has -> what there is
     too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
     """
 
@@ -42,6 +43,7 @@ class SourceReport:
     rows: int = 0
     rows_read: int = 0
     filtered: int = 0
+    lacking: dict[str, str] = field(default_factory=dict)
     bad: Counter[str] = field(default_factory=Counter)
     bad_example: str = ""
     lengths: list[int] = field(default_factory=list)
@@ -108,6 +110,7 @@ def survey(
         unusable = [shard.reason for shard in reader.index.bad_shards]
         problems += [loaded.problem(("sources", name, "path"), reason) for reason in unusable]
         report.warnings += [text for text in reader.index.warnings if not text.startswith("unusable shard")]
+        report.lacking = reader.lacking()
         for held in _blocks(reader, rule, rows, pool) if rule is not None else ():
             _count(report, held, loaded.config.sequence_length)
             done, total = report.rows_read, min(rows, report.rows)
@@ -144,6 +147,26 @@ def _count(report: SourceReport, held: HeldBlock, sequence_length: int) -> None:
         report.bad_example = report.bad_example or f"{row.row}: {row.reason}: {row.detail}"
 
 
+def tokens_per_step(config: Config, reports: Mapping[str, SourceReport], entry: int = 0) -> float:
+    """Of a full step at entry number `entry` of the schedule. An estimate where a step is so many samples."""
+    samples = config.global_batch.samples
+    if samples is None:
+        return (config.num_sequences or 0) * config.sequence_length
+    share = _shares(config, reports, entry)
+    means = {name: report.mean_tokens for name, report in reports.items()}
+    if config.mixture.unit == "samples":
+        return samples * sum(share[name] * mean for name, mean in means.items())
+    a_token = sum(share[name] / mean for name, mean in means.items() if mean)  # samples of a token drawn
+    return samples / a_token if a_token else 0.0
+
+
+def _shares(config: Config, reports: Mapping[str, SourceReport], entry: int) -> dict[str, float]:
+    """By source, in the mixture's unit."""
+    weights = config.mixture.schedule[entry].weights
+    total = sum(weights.values())
+    return {name: weights.get(name, 0.0) / total for name in reports}
+
+
 def steps_per_epoch(
     config: Config, reports: Mapping[str, SourceReport], entry: int
 ) -> dict[str, tuple[float, float]]:
@@ -151,20 +174,17 @@ def steps_per_epoch(
 
     Estimates, with full sequences. `inf` steps for one that has no weight, or whose tokens are unknown.
     """
-    weights = config.mixture.schedule[entry].weights
-    total = sum(weights.values())
-    share = {name: weights.get(name, 0.0) / total for name in reports}
-    tokens = share
+    share = tokens = _shares(config, reports, entry)
     if config.mixture.unit == "samples":
         drawn = {name: share[name] * report.mean_tokens for name, report in reports.items()}
         mean = sum(drawn.values()) or 1.0
         tokens = {name: value / mean for name, value in drawn.items()}
-    per_step = config.num_sequences * config.sequence_length
+    per_step = tokens_per_step(config, reports, entry)
     return {
         name: (
             share[name],
             report.tokens_per_epoch / (per_step * tokens[name])
-            if tokens[name] and report.tokens_per_epoch
+            if tokens[name] and report.tokens_per_epoch and per_step
             else float("inf"),
         )
         for name, report in reports.items()

@@ -36,14 +36,15 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
         message = f"{batch.tokens} is not a multiple of sequence_length {config.sequence_length}"
         yield ("global_batch", "tokens"), message
         return
-    if config.num_sequences % batch.per_microbatch:
-        message = f"{batch.per_microbatch} does not divide {config.num_sequences} sequences"
+    sequences = config.num_sequences  # None: each step's are filled up for the mesh that it meets
+    if sequences is not None and sequences % batch.per_microbatch:
+        message = f"{batch.per_microbatch} does not divide {sequences} sequences"
         yield ("global_batch", "per_microbatch"), message
-    elif config.num_sequences % (mesh.dp * batch.per_microbatch):
-        microbatches = config.num_sequences // batch.per_microbatch
+    elif sequences is not None and sequences % (mesh.dp * batch.per_microbatch):
+        microbatches = sequences // batch.per_microbatch
         fitting = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
         message = (
-            f"{mesh.dp} ranks can't share {microbatches} microbatches (global_batch: {config.num_sequences} "
+            f"{mesh.dp} ranks can't share {microbatches} microbatches (global_batch: {sequences} "
             f"sequences, {batch.per_microbatch} in a microbatch) evenly; dp that fits: {_listed(fitting)}"
         )
         yield ("mesh", "dp"), message

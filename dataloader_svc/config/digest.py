@@ -90,6 +90,9 @@ def config_hash(config: Config, base_dir: Path) -> str:
     plan["pack"] = config.strategy.pack
     plan["cost"] = config.strategy.cost.model_dump(mode="json")
     plan["overdraw"] = config.strategy.overdraw
+    plan["num_samples"] = config.global_batch.samples
+    if config.last_batch == "drop":
+        plan["full_in"] = config.global_batch.unit
     plan["too_long"] = {name: source.too_long for name, source in config.sources.items()}
     plan["paths"] = {name: source.paths for name, source in config.sources.items()}
     return _hash([plan, read_digest(config, base_dir)], size=16)

@@ -49,6 +49,9 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
+BatchUnit = Literal["sequences", "tokens", "samples"]
+
+
 class GlobalBatch(Model):
     """What one optimiser step consumes, over all ranks."""
 
@@ -58,15 +61,28 @@ class GlobalBatch(Model):
     tokens: int | None = Field(
         default=None, gt=0, description="The same in tokens: a multiple of sequence_length."
     )
+    samples: int | None = Field(
+        default=None,
+        gt=0,
+        description="Samples in one optimiser step, exactly so many, in as few sequences as they need: those "
+        "differ from step to step, and with them the microbatches. Fits every dp.",
+    )
     per_microbatch: int = Field(
         default=1, gt=0, description="Sequences in one microbatch of one rank: what one forward pass sees."
     )
 
     @model_validator(mode="after")
     def _one_unit(self) -> GlobalBatch:
-        if (self.sequences is None) == (self.tokens is None):
-            raise ValueError("give exactly one of sequences and tokens")
+        if len([unit for unit in get_args(BatchUnit) if getattr(self, unit) is not None]) != 1:
+            raise ValueError("give exactly one of sequences, tokens and samples")
         return self
+
+    @property
+    def unit(self) -> BatchUnit:
+        """Which of the three is given."""
+        if self.samples is not None:
+            return "samples"
+        return "tokens" if self.tokens is not None else "sequences"
 
 
 class VideoFields(Model):
@@ -478,7 +494,8 @@ class Config(Model):
     )
     last_batch: Literal["pad", "drop"] = Field(
         default="pad",
-        description="A last step with too few documents: filled with empty sequences, or dropped.",
+        description="A last step that is not full, in the unit of global_batch (sequences: some would be "
+        "empty): delivered, with empty sequences where ranks need them, or dropped.",
     )
     strategy: Strategy = Field(default_factory=Strategy, description="Packing and balancing.")
     mesh: Mesh = Field(default_factory=Mesh, description="The trainer's axes; the clients' own wins.")
@@ -499,7 +516,7 @@ class Config(Model):
     def num_sequences(self) -> int:
         """Packed sequences in one step, over all ranks."""
         batch = self.global_batch
-        return batch.sequences if batch.sequences is not None else (batch.tokens or 0) // self.sequence_length
+        return batch.sequences if batch.tokens is None else batch.tokens // self.sequence_length
 
     @model_validator(mode="after")
     def _across_fields(self, info: ValidationInfo) -> Config:

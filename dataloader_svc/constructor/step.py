@@ -25,7 +25,7 @@ KINDS = ("image", "video")
 class StepPlan:
     """A placed plan as columns. Sequence i holds pieces [sequence_offsets[i], sequence_offsets[i+1]).
 
-    dp_rank, microbatch   (N,) by sequence
+    dp_rank, microbatch   (N,) by sequence; the last may be empty ones that placement added
     source, epoch, position, block, start, length, patches   (n,) by piece
     loader                (n,) index into `loaders` (addresses) of the preferred holder
     """
@@ -72,8 +72,10 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
     offsets = np.array(record.sequence_offsets or [0], np.int64)
     sequences = {name: np.array(getattr(plan, name), np.int64) for name in ("dp_rank", "microbatch")}
     lengths = {len(column) for column in (*by_piece.values(), loader)}
-    if lengths != {int(offsets[-1])} or any(len(c) != len(offsets) - 1 for c in sequences.values()):
+    placed, planned = {len(column) for column in sequences.values()}, len(offsets) - 1
+    if lengths != {int(offsets[-1])} or len(placed) != 1 or min(placed) < planned:
         raise PeerError(f"plan of step {plan.step}: columns of pieces or sequences differ in length")
+    offsets = np.append(offsets, np.repeat(offsets[-1], min(placed) - planned))
     return StepPlan(
         step=plan.step,
         sources=tuple(record.sources),

@@ -77,20 +77,13 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderLost:
-    """A loader is gone with the leases that it had not answered."""
-
-    blocks: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """A loader says that the data can't be had."""
 
     error: DataloaderError
 
 
-Event = Based | Described | Probed | Demanded | Appended | LoaderLost | Failed
+Event = Based | Described | Probed | Demanded | Appended | Failed
 
 
 # --- actions: what is to be done ---------------------------------------------------------------------------
@@ -106,7 +99,9 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Give the block to a loader, which reads and probes it."""
+    """Give the block to a loader, which reads and probes it; to another where that one goes: the answer comes
+    once, as `Probed` or `Failed`, whoever lives and dies meanwhile.
+    """
 
     block: BlockId
 
@@ -134,10 +129,13 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """There is no step `step`, nor a later one. `left_tokens` is what `last_batch: drop` leaves out."""
+    """There is no step `step`, nor a later one. `last_batch: drop` leaves out so many tokens, of so many
+    samples.
+    """
 
     step: int
     left_tokens: int
+    left_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +208,6 @@ class PlannerCore:
                     self._demand = Demanded(max(up_to, self._demand.up_to), done_below)
                 case Appended(step):
                     actions += self._appended(step)
-                case LoaderLost(blocks):
-                    actions += [Lease(block) for block in blocks if block in self._leased]
                 case Failed(error):
                     raise error
             if self._state is not None and self._stopped is None:
@@ -322,8 +318,8 @@ class PlannerCore:
                 case Needed(lacking):
                     self._lacking = set(lacking)
                     return []
-                case Ended(left_tokens):
-                    self._end = EndOfData(state.step, left_tokens)
+                case Ended(left_tokens, left_samples):
+                    self._end = EndOfData(state.step, left_tokens, left_samples)
                     return [self._end]
         return []
 

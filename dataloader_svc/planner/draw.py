@@ -16,9 +16,10 @@ deadline, or its size would be the bound before it is drawn. `tests/property/tes
 it.
 
 The fluid must be known ahead where weights change, because sources that will be owed more must be served
-before. Weights of coming steps are known; how much a step draws is known for the one at hand (in tokens) and
-estimated for later ones. With weights that stay, the estimate does not matter; where they change, `select.py`
-draws again with the total that came out, and `run` may draw a few samples more.
+before. Weights of coming steps are known; how much a step draws is known for the one at hand where mixture
+and step count in one unit, and estimated for later ones. With weights that stay, the estimate does not
+matter; where they change, `select.py` draws again with the total that came out, and `run` may draw a few
+samples more, unless a step is so many samples by definition.
 """
 
 from __future__ import annotations
@@ -88,10 +89,11 @@ class Draw:
     by_samples   the mixture counts samples, not tokens
     credits      float64 (k,) what each source is owed; changed by `run`, sums to 0
     largest      largest sample drawn so far, in the mixture's unit; raised by `run`
-    mean         tokens of a mean sample, as far as known: turns tokens to come into samples
+    in_samples   the size of a step is given in samples, not in tokens
+    mean         tokens of a mean sample, as far as known: turns one into the other
     drop         a source that has nothing left is left out; else the data ends with it
     gone         bool (k,) sources left out
-    tokens       tokens gathered, waiting ones included
+    gathered     tokens, or samples, of the step so far, waiting ones included
     expected     what the step will draw in all, in the mixture's unit; 0 = to be estimated
     total        what it has drawn
     foreseen     `expected` does not matter, for no weight changes soon
@@ -103,10 +105,11 @@ class Draw:
     credits: NDArray[np.float64]
     largest: int
     by_samples: bool
+    in_samples: bool
     mean: float
     drop: bool
     gone: NDArray[np.bool_]
-    tokens: int = 0
+    gathered: int = 0
     expected: float = 0.0
     total: int = 0
     ended: bool = False
@@ -115,60 +118,61 @@ class Draw:
     _weights: NDArray[np.float64] = field(init=False)
     _lacking: list[Lack] = field(init=False, default_factory=list)
 
-    def run(self, wanted: int, step_tokens: int) -> list[Lack]:
-        """Draw until `tokens` reaches `wanted` or the data ends; a later step is taken to draw `step_tokens`.
+    def run(self, wanted: int, later: int) -> list[Lack]:
+        """Draw until `gathered` reaches `wanted` or the data ends; a later step is taken to draw `later`.
 
-        Draws a few samples more where that is what brings every source within one sample of its target.
-        Returns what must be at hand before the step can be drawn; then nothing else of this object counts.
+        Of a step in tokens, draws a few samples more where that is what brings every source within one
+        sample of its target. Returns what must be at hand before the step can be drawn; then nothing else of
+        this object counts.
         """
         extra = 0
         while not self.ended and not self._lacking:
-            if self.tokens < wanted:
-                self._advance(wanted, step_tokens)
+            if self.gathered < wanted:
+                self._advance(wanted, later)
             elif extra < self._most_extra() and self.credits.max() > self.largest:
                 extra += 1
-                self._advance(self.tokens + 1, step_tokens)
+                self._advance(self.gathered + 1, later)
             else:
                 break
         return self._lacking
 
     def _most_extra(self) -> int:
         """Samples beyond the step's end that may be drawn to restore the balance: one a source and some."""
-        return 2 * len(self.cursors)
+        return 0 if self.in_samples else 2 * len(self.cursors)
 
-    def _advance(self, wanted: int, step_tokens: int) -> None:
-        """Draw up to `wanted` tokens with the fluid as it looks from here, or until a source gives out."""
+    def _advance(self, wanted: int, later: int) -> None:
+        """Draw up to `wanted` with the fluid as it looks from here, or until a source gives out."""
         if self.gone.all():
             self.ended = True
             return
         self._weights = self.schedule.weights(self.step, self.gone)
         ahead = self.schedule.ahead(self.step, self.gone)
         self.foreseen = self.foreseen and len(ahead.steps) == 1
-        scale = 1 / self.mean if self.by_samples else 1.0
-        first = max(
-            self.expected - self.total, (wanted - self.tokens) * scale if not self.expected else 0, 1.0
-        )
-        self._fluid = Fluid(ahead, first, max(step_tokens * scale, 1.0))
-        # In tokens the step ends just where `wanted` is; in samples an estimate, to be made again.
-        end = np.inf if len(ahead.steps) == 1 or not self.by_samples else first
+        same = self.by_samples == self.in_samples
+        scale = 1.0 if same else self.mean if self.in_samples else 1 / self.mean
+        left = (wanted - self.gathered) * scale
+        first = max(self.expected - self.total, left if not self.expected else 0, 1.0)
+        self._fluid = Fluid(ahead, first, max(later * scale, 1.0))
+        # In one unit the step ends just where `wanted` is; in the other an estimate, to be made again.
+        end = np.inf if len(ahead.steps) == 1 or same else first
         drawn, exhausted = self._segment(wanted, end)
         if not self._lacking:
             self._settle(drawn, exhausted)
 
     def _segment(self, wanted: int, end: float) -> tuple[int, int | None]:
         """Draw while weights and fluid stay as they are: what was drawn, and the source that gave out."""
-        cursors, total, tokens, largest = self.cursors, 0, self.tokens, self.largest
+        cursors, total, gathered, largest = self.cursors, 0, self.gathered, self.largest
         pending = self._starts()  # (start, source): not yet due anything
         ready: list[tuple[float, int]] = []  # (deadline, source)
-        room = wanted - tokens
-        while tokens < wanted and total < end:
+        room = int((wanted - gathered) * (self.mean if self.in_samples else 1))  # tokens
+        while gathered < wanted and total < end:
             while pending and (pending[0][0] <= total or not (ready or self._lacking)):
                 source = heappop(pending)[1]
                 cursor = cursors[source]
                 if cursor.at == len(cursor.sizes):
                     lack = self._fill(source, room)
                     if cursor.exhausted:
-                        self.tokens, self.largest = tokens, largest
+                        self.gathered, self.largest = gathered, largest
                         return total, source
                     if lack is not None:
                         self._lacking.append(lack)
@@ -182,13 +186,13 @@ class Draw:
             size = cursor.sizes[at]
             cursor.at = at + 1
             total += size
-            tokens += cursor.tokens[at]
+            gathered += 1 if self.in_samples else cursor.tokens[at]
             heappush(pending, (cursor.finish[at], source))
             if size > largest:
                 largest = size
                 ready = [(self._deadline(other, largest), other) for _, other in ready]
                 heapify(ready)
-        self.tokens, self.largest = tokens, largest
+        self.gathered, self.largest = gathered, largest
         return total, None
 
     def _starts(self) -> list[tuple[float, int]]:

@@ -39,18 +39,30 @@ class Lookahead:
         leased: AbstractSet[BlockId],
     ) -> list[Lack]:
         """Blocks to lease and epochs to describe of sources `names`; no block that is leased already."""
-        samples = sum(source.samples for source in state.sources.values())
-        tokens = sum(source.tokens for source in state.sources.values())
-        mean = tokens / samples if samples else self._rules.sequence_length
         steps = range(state.step, state.step + self._ahead + 1)
         shares = np.sum([self._rules.schedule.weights(step) for step in steps], axis=0)
         share_of = dict(zip(self._rules.names, shares.tolist(), strict=True))
-        a_step = self._rules.capacity / (mean if self._rules.unit == "samples" else 1)
+        a_step = self._a_step(state, supplies)
         wanted: list[Lack] = []
         for name in names:
             need = share_of[name] * a_step * _MARGIN + max(state.sources[name].credit, 0)
             wanted += self._of_source(state, supplies[name], leased, need)
         return wanted
+
+    def _a_step(self, state: State, supplies: Mapping[str, Supply]) -> float:
+        """What a step draws over all sources, in the mixture's unit."""
+        rules = self._rules
+        in_samples = rules.num_samples is not None
+        if in_samples == (rules.unit == "samples"):
+            return rules.size
+        samples = sum(source.samples for source in state.sources.values())
+        tokens = sum(source.tokens for source in state.sources.values())
+        if not samples:  # what was read ahead tells more than nothing
+            read = [block for supply in supplies.values() for block in supply.blocks.values()]
+            samples = sum(len(block.position) for block in read)
+            tokens = sum(int(block.ends[-1]) for block in read)
+        mean = tokens / samples if samples else rules.sequence_length
+        return rules.size * mean if in_samples else rules.size / mean
 
     def _of_source(
         self, state: State, supply: Supply, leased: AbstractSet[BlockId], need: float

@@ -92,13 +92,6 @@ class LoaderPool:
         number = {address: index for index, address in enumerate(addresses)}
         return [number.get(self._holder.get(block, ""), block.block % len(addresses)) for block in blocks]
 
-    def lost(self, address: str) -> tuple[BlockId, ...]:
-        """Forget a loader; the blocks that it held."""
-        blocks = tuple(block for block, holder in self._holder.items() if holder == address)
-        for block in blocks:
-            del self._holder[block]
-        return blocks
-
     async def close(self) -> None:
         """End all channels."""
         peers, self._peers = list(self._peers.values()), {}
@@ -145,8 +138,8 @@ class LoaderPool:
     async def _refresh(self) -> None:
         values = await asyncio.to_thread(self._store.items, PREFIX)
         found = [str(json.loads(value)["address"]) for value in values.values()]
-        for address in set(self._addresses) - set(found):
-            self.lost(address)
+        # What a lost loader held, any other reads again when it is asked for it.
+        self._holder = {block: holder for block, holder in self._holder.items() if holder in found}
         self._addresses = found
 
     async def _until_known(self, what: str) -> None:

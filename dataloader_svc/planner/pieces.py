@@ -64,6 +64,19 @@ class Pieces:
         """Over all pieces."""
         return int(self.length.sum())
 
+    @property
+    def sample(self) -> Column:
+        """(n,) which sample each piece is of, counted from 0 in their order: pieces of one stand together."""
+        new = np.zeros(len(self), np.bool_)
+        for column in (self.source, self.epoch, self.position):
+            new[1:] |= np.diff(column) != 0
+        return np.cumsum(new)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that the pieces are of."""
+        return int(self.sample[-1]) + 1 if len(self) else 0
+
 
 @dataclass(frozen=True, slots=True)
 class SkippedRow:

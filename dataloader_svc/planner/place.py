@@ -1,6 +1,7 @@
 """Where the sequences of a step go on a mesh: dp rank and microbatch. Pure: (plan, mesh, costs) -> placement.
 
-It may permute sequences, never change them. Every rank gets as many as every other. Ranks that shard their
+It may permute sequences, never change them. Every rank gets as many as every other, and where the step's
+number does not divide (`global_batch: {samples: ...}`), empty ones fill up. Ranks that shard their
 weights meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's
 language model: of the balancer's placement by the sum of both, one that balances both at once, and the order
 of arrival, the one with the shortest such time is taken. On each rank dear microbatches come first, so that
@@ -72,7 +73,9 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """dp_rank, microbatch: int64 (num_sequences,). metrics: see `place`."""
+    """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty ones,
+    fewer than `dp * per_microbatch` of them. metrics: see `place`.
+    """
 
     dp_rank: NDArray[np.int64]
     microbatch: NDArray[np.int64]
@@ -80,7 +83,7 @@ class Placement:
 
 
 def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
-    """Equal counts on all dp ranks. `check_mesh` has found that the mesh fits.
+    """Equal counts on all dp ranks: as few microbatches as hold the plan's sequences.
 
     Metrics, each max / mean over dp ranks: `llm_imbalance`, `encoder_imbalance`; the same with sequences in
     order of arrival, `..._arrival`; the least that any placement of these sequences could have, `..._floor`;
@@ -89,8 +92,10 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
     lengths, offsets = plan.pieces.length, plan.sequence_offsets
     llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
     encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets)
+    per_rank = num_microbatches(plan.num_sequences, mesh, strategy.per_microbatch) * strategy.per_microbatch
+    empty = np.zeros(mesh.dp * per_rank - plan.num_sequences)
+    llm, encoder = np.append(llm, empty), np.append(encoder, empty)
     cost = llm + encoder
-    per_rank = plan.num_sequences // mesh.dp
     arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
     candidates = [BALANCERS[strategy.balance](cost, mesh.dp, per_rank)]
     if strategy.balance != "arrival":
@@ -101,8 +106,8 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
     dp_rank = np.asarray(candidates[int(np.argmin(seconds))], np.int64)
     # By rank, on each rank by falling cost; the i-th of a rank is in microbatch i // per_microbatch.
     order = np.lexsort((-cost, dp_rank))
-    microbatch = np.empty(plan.num_sequences, np.int64)
-    microbatch[order] = np.arange(plan.num_sequences) % per_rank // strategy.per_microbatch
+    microbatch = np.empty(len(cost), np.int64)
+    microbatch[order] = np.arange(len(cost)) % per_rank // strategy.per_microbatch
     metrics = {}
     for name, phase in (("llm", llm), ("encoder", encoder)):
         metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
@@ -110,6 +115,11 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
         metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
     metrics["llm_gap"] = gap(loads(llm, dp_rank, mesh.dp), floor(llm, mesh.dp))
     return Placement(dp_rank, microbatch, metrics)
+
+
+def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int:
+    """Of each rank: as few as hold that many sequences, and as many on every rank."""
+    return -(-sequences // (mesh.dp * per_microbatch))
 
 
 def _step_time(
@@ -120,9 +130,12 @@ def _step_time(
 
 
 def check_mesh(config: Config, mesh: MeshSize) -> None:
-    """MeshError, with the numbers and the nearest mesh that fits, where the batch does not divide."""
+    """MeshError, with the numbers and the nearest mesh that fits, where the batch does not divide.
+
+    A batch in samples is of no set number of sequences: every dp fits.
+    """
     sequences, per_microbatch = config.num_sequences, config.global_batch.per_microbatch
-    if sequences % (mesh.dp * per_microbatch):
+    if sequences is not None and sequences % (mesh.dp * per_microbatch):
         microbatches = sequences // per_microbatch
         fits = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
         close = sorted(sorted(fits, key=lambda dp: (abs(dp - mesh.dp), dp))[:2])

@@ -1,22 +1,24 @@
 """The pieces of the next step, and the sequences they make up. Pure: (rules, state, probes) -> step.
 
-First in line is what waits from steps before; then samples are drawn by the mixture (`draw.py`) until a
-little more than a step's tokens is there; then a packer fills exactly `num_sequences` sequences. What does
-not fit waits. The result never depends on which probes happen to be at hand: where one is missing, nothing is
-selected and the missing block is named. Nothing here knows the mesh. `plan.py` makes the record of it.
+First in line is what waits from steps before; then samples are drawn by the mixture (`draw.py`). Of a step
+that is given in sequences or tokens, until a little more than its tokens is there: a packer then fills
+exactly `num_sequences` sequences, and what does not fit waits. Of one that is given in samples, until it has
+exactly `num_samples`: all of them are packed, in as many sequences as they need, and nothing waits.
+The result never depends on which probes happen to be at hand: where one is missing, nothing is selected and
+the missing block is named. Nothing here knows the mesh. `plan.py` makes the record of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_balancers import PACKERS, LlmCost
-from dataloader_svc.config.schema import Config
+from dataloader_balancers import PACKERS, LlmCost, pack_all
+from dataloader_svc.config.schema import BatchUnit, Config
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.planner.draw import Draw
 from dataloader_svc.planner.mixture import Schedule
@@ -36,14 +38,20 @@ _MOST_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What of the configuration decides which pieces make up a step. `names` are sorted."""
+    """What of the configuration decides which pieces make up a step. `names` are sorted.
+
+    batch_unit   what the size of a step was given in. In samples it is `num_samples`, and `num_sequences` is
+                 None: as many as they need; else it is `num_sequences`, and `num_samples` is None
+    """
 
     names: tuple[str, ...]
     schedule: Schedule
     unit: Literal["tokens", "samples"]
     exhausted: Literal["repeat", "stop", "drop"]
     sequence_length: int
-    num_sequences: int
+    batch_unit: BatchUnit
+    num_sequences: int | None
+    num_samples: int | None
     overdraw: float
     pack: str
     llm_cost: LlmCost
@@ -67,7 +75,9 @@ class Rules:
             unit=config.mixture.unit,
             exhausted=config.mixture.exhausted,
             sequence_length=config.sequence_length,
+            batch_unit=config.global_batch.unit,
             num_sequences=config.num_sequences,
+            num_samples=config.global_batch.samples,
             overdraw=config.strategy.overdraw,
             pack=pack,
             llm_cost=llm_cost(config),
@@ -80,14 +90,17 @@ class Rules:
         )
 
     @property
-    def capacity(self) -> int:
-        """Tokens of a full step."""
+    def size(self) -> int:
+        """Of a full step: its samples, where it is given in samples, else its tokens."""
+        if self.num_samples is not None:
+            return self.num_samples
+        assert self.num_sequences is not None, "a step has its size in one unit"
         return self.num_sequences * self.sequence_length
 
     @property
     def wanted(self) -> int:
-        """Tokens that are gathered for a step."""
-        return int(self.capacity * (1 + self.overdraw))
+        """What is gathered for a step, in the same unit."""
+        return self.size if self.num_samples is not None else int(self.size * (1 + self.overdraw))
 
 
 def llm_cost(config: Config) -> LlmCost:
@@ -126,9 +139,10 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """There is no such step. `left_tokens` is what `last_batch: drop` leaves out."""
+    """There is no such step. `last_batch: drop` leaves out so many tokens, of so many samples."""
 
     left_tokens: int
+    left_samples: int
 
 
 def select(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Selected | Needed | Ended:
@@ -143,10 +157,10 @@ def select(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Select
         parts.append(pieces)
         skipped += [(number, epoch, row) for epoch, row in cursor.skipped]
     pool = Pieces.concat(parts)
-    ended = state.ended or draw.ended
-    if ended and (not len(pool) or (rules.last_batch == "drop" and pool.tokens < rules.capacity)):
-        return Ended(pool.tokens)
     age = np.concatenate([state.age, np.zeros(len(pool) - len(state.age), np.int64)])
+    ended = state.ended or draw.ended
+    if ended and (not len(pool) or (rules.last_batch == "drop" and not _is_full(rules, pool, age))):
+        return Ended(pool.tokens, pool.num_samples)
     placed, offsets, waits = _pack(rules, pool, age)
     after = replace(
         state,
@@ -157,7 +171,8 @@ def select(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Select
         largest=draw.largest,
         ended=ended,
     )
-    metrics = _metrics(rules, after, placed.tokens)
+    capacity = (len(offsets) - 1) * rules.sequence_length
+    metrics = _metrics(after, placed.tokens / capacity)
     return Selected(state.step, placed, offsets, tuple(skipped), after, metrics)
 
 
@@ -166,7 +181,7 @@ def _draw(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Draw | 
     expected = 0
     for _ in range(_MOST_TRIES):
         draw = _new_draw(rules, state, supplies, expected)
-        lacking = [] if state.ended else draw.run(rules.wanted, rules.capacity)
+        lacking = [] if state.ended else draw.run(rules.wanted, rules.size)
         if lacking:
             return Needed(tuple(lacking))
         if draw.foreseen or draw.ended or draw.total == expected:
@@ -189,36 +204,72 @@ def _new_draw(rules: Rules, state: State, supplies: Mapping[str, Supply], expect
         credits=np.array([source.credit for source in state.sources.values()]),
         largest=state.largest,
         by_samples=rules.unit == "samples",
+        in_samples=rules.num_samples is not None,
         mean=tokens / samples if samples else float(rules.sequence_length),
         drop=rules.exhausted == "drop",
         gone=np.zeros(len(rules.names), np.bool_),
-        tokens=state.waiting.tokens,
+        gathered=state.waiting.tokens if rules.num_samples is None else state.waiting.num_samples,
         expected=expected,
     )
+
+
+def _is_full(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> bool:
+    """Whether what is left makes a step as large as every other, in the unit that the user gave.
+
+    In sequences: it needs as many as a step has, so that none is empty, however full the last one is.
+    """
+    if rules.batch_unit != "sequences":
+        return rules.size <= (pool.tokens if rules.batch_unit == "tokens" else pool.num_samples)
+    assert rules.num_sequences is not None, "the unit of a step's size"
+    if pool.tokens > rules.size - rules.sequence_length:
+        return True
+    needed = pack_all(rules.pack, pool.length, rules.sequence_length, **_preferences(rules, pool.length, age))
+    return int(needed.max()) + 1 >= rules.num_sequences
 
 
 def _pack(
     rules: Rules, pool: Pieces, age: NDArray[np.int64]
 ) -> tuple[Pieces, NDArray[np.int64], NDArray[np.int64]]:
-    """Placed pieces grouped by sequence, offsets of the sequences, and which of the pool wait, in order.
-
-    Where more waits than a step takes (the rest of a very long document), only the oldest take part.
-    """
-    before = np.cumsum(pool.length) - pool.length
-    taking_part = _hold_back(rules, pool.length, age, before < rules.wanted)
-    length, waited = pool.length[taking_part], age[taking_part]
+    """Placed pieces grouped by sequence, offsets of the sequences, and which of the pool wait, in order."""
+    taking_part = _taking_part(rules, pool, age)
+    length = pool.length[taking_part]
+    preferences = _preferences(rules, length, age[taking_part])
+    if rules.num_sequences is None:
+        placed = pack_all(rules.pack, length, rules.sequence_length, **preferences)
+        count = int(placed.max()) + 1
+    else:
+        count = rules.num_sequences
+        placed = PACKERS[rules.pack](length, count, rules.sequence_length, **preferences)
     sequence = np.full(len(pool), -1, np.int64)
-    sequence[taking_part] = PACKERS[rules.pack](
-        length,
-        rules.num_sequences,
-        rules.sequence_length,
-        priority=np.where(waited >= PATIENT_STEPS, waited, 0),
-        costs=rules.llm_cost.of_documents(length),
-    )
+    sequence[taking_part] = placed
     order = np.argsort(sequence, kind="stable")
     order = order[sequence[order] >= 0]  # by sequence, then in order of the pool: deterministic
-    offsets = np.searchsorted(sequence[order], np.arange(rules.num_sequences + 1))
+    offsets = np.searchsorted(sequence[order], np.arange(count + 1))
     return pool.take(order), offsets.astype(np.int64), np.flatnonzero(sequence < 0)
+
+
+def _taking_part(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """What the packer is given. Where more waits than a step takes, only the oldest take part.
+
+    So it is with the rest of a very long document; and, of steps in samples, where a state comes from larger
+    steps, or from steps in another unit.
+    """
+    if rules.num_samples is not None:
+        return pool.sample < rules.num_samples
+    before = np.cumsum(pool.length) - pool.length
+    return _hold_back(rules, pool.length, age, before < rules.wanted)
+
+
+class _Preferences(TypedDict):
+    """What packers are told beside lengths."""
+
+    priority: NDArray[np.int64]
+    costs: NDArray[np.float64]
+
+
+def _preferences(rules: Rules, length: NDArray[np.int64], age: NDArray[np.int64]) -> _Preferences:
+    priority = np.where(age >= PATIENT_STEPS, age, 0)
+    return _Preferences(priority=priority, costs=rules.llm_cost.of_documents(length))
 
 
 def _hold_back(
@@ -229,7 +280,7 @@ def _hold_back(
     A packer leaves the smallest pieces over, hundreds of them, and all of them would stand in the state. It
     needs few to fill its gaps; of the rest of what was overdrawn, the longest wait, which are one or two.
     """
-    spare = int(length[mask].sum()) - rules.capacity - int(rules.capacity * rules.overdraw * GAP_SHARE)
+    spare = int(length[mask].sum()) - rules.size - int(rules.size * rules.overdraw * GAP_SHARE)
     new = np.flatnonzero(mask & (age == 0))
     new = new[np.argsort(length[new], kind="stable")]  # ascending: the longest that fits is found at once
     result = mask.copy()
@@ -242,11 +293,11 @@ def _hold_back(
     return result
 
 
-def _metrics(rules: Rules, after: State, placed_tokens: int) -> dict[str, float]:
-    """Of the step: share of the capacity that is filled; what waits; largest distance from the mixture."""
+def _metrics(after: State, filled: float) -> dict[str, float]:
+    """Of the step: share of its sequences that is filled; what waits; largest distance from the mixture."""
     credits_ = [abs(source.credit) for source in after.sources.values()]
     return {
-        "packing_efficiency": placed_tokens / rules.capacity,
+        "packing_efficiency": filled,
         "waiting_tokens": float(after.waiting.tokens),
         "waiting_steps": float(after.age.max()) if len(after.age) else 0.0,
         "mixture_deviation": max(credits_) / after.largest if after.largest else 0.0,

@@ -32,7 +32,7 @@ from dataloader_svc.errors import (
 from dataloader_svc.planner import core
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
-from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
+from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, num_microbatches, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
@@ -170,23 +170,25 @@ class PlannerService:
                 case core.Publish(plan):
                     self._keep(plan)
                     self._start(self._wake())
-                case core.EndOfData(step, left):
-                    self._say_end(step, left)
+                case core.EndOfData():
+                    self._say_end(action)
                     self._start(self._wake())
                 case core.Stop(error):
                     log.error("planner: %s", error)
                     self._start(self._wake())
 
-    def _say_end(self, step: int, left_tokens: int) -> None:
-        if step == 0:
+    def _say_end(self, end: core.EndOfData) -> None:
+        left = f"{end.left_samples} samples, {end.left_tokens} tokens"
+        if end.step == 0:
             log.warning(
-                "planner: the sources hold less than one step (%d tokens of %d) and last_batch is drop: "
-                "there is no data",
-                left_tokens,
-                self._rules.capacity,
+                "planner: the sources hold less than one step (%s; global_batch is %d %s) and last_batch is "
+                "drop: there is no data",
+                left,
+                getattr(self._config.global_batch, self._rules.batch_unit),
+                self._rules.batch_unit,
             )
         else:
-            log.info("planner: the data ends before step %d; %d tokens are left over", step, left_tokens)
+            log.info("planner: the data ends before step %d; left over: %s", end.step, left)
 
     async def _describe(self, source: str, epoch: int) -> None:
         try:
@@ -252,7 +254,9 @@ class PlannerService:
             service_version=dataloader_svc.__version__,
             config_digest=self._config_hash,
             sources=self._rules.names,
-            num_microbatches=config.num_sequences // (mesh.dp * config.global_batch.per_microbatch),
+            num_microbatches=num_microbatches(
+                config.num_sequences or 0, mesh, config.global_batch.per_microbatch
+            ),
             sequence_length=config.sequence_length,
             layout=config.layout,
             patch=config.images.patch,

@@ -21,6 +21,7 @@ def plan_config(
     weights: Mapping[str, float] | Sequence[Mapping[str, Any]],
     *,
     sequences: int = 2,
+    samples: int | None = None,
     sequence_length: int = 32,
     source: Mapping[str, Any] | None = None,
     mixture: Mapping[str, Any] | None = None,
@@ -29,6 +30,7 @@ def plan_config(
     """A configuration over text sources that no file stands behind.
 
     weights   name -> weight, or a whole schedule; `source` and `mixture` add fields to each of them
+    samples   the size of a step, instead of `sequences`
     """
     entries = [{"step": 0, **weights}] if isinstance(weights, Mapping) else list(weights)
     names = sorted({name for entry in entries for name in entry if name not in ("step", "ramp")})
@@ -37,7 +39,7 @@ def plan_config(
             "job": "scripted",
             "tokenizer": "tokenizer.json",
             "sequence_length": sequence_length,
-            "global_batch": {"sequences": sequences},
+            "global_batch": {"sequences": sequences} if samples is None else {"samples": samples},
             "sources": {
                 name: {"format": "jsonl", "path": f"{name}.jsonl", "text": "text", **(source or {})}
                 for name in names
@@ -125,8 +127,8 @@ def action_text(action: core.Action) -> str:
             return f"publish step {plan.step}"
         case core.Release(block):
             return f"release {block}"
-        case core.EndOfData(step, left):
-            return f"no step {step}: the data has ended, {left} tokens left over"
+        case core.EndOfData(step, tokens, samples):
+            return f"no step {step}: the data has ended, {tokens} tokens of {samples} samples left over"
         case core.Stop(error):
             return f"stop {type(error).__name__}: {error}"
 
@@ -174,7 +176,5 @@ def _event_text(event: core.Event) -> str:
             return f"demanded up to step {up_to}, done below {done_below}"
         case core.Appended(step):
             return f"appended step {step}"
-        case core.LoaderLost(blocks):
-            return f"loader lost with {' '.join(map(str, blocks))}"
         case core.Failed(error):
             return f"failed {type(error).__name__}: {error}"

@@ -3,6 +3,7 @@ resumes, documents and pictures longer than a sequence. What is right stands bes
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -45,8 +46,9 @@ def by_rank(plan: Plan, config: Config, dp: int, ids: dict[str, list[int]]) -> d
     check_mesh(config, mesh)
     rank = place(plan, mesh, Strategy.of(config)).dp_rank.tolist()
     all_ids, bounds = delivered(plan, ids), plan.sequence_offsets.tolist()
+    bounds += [bounds[-1]] * (len(rank) + 1 - len(bounds))  # empty sequences, so that ranks have as many
     result: dict[int, list[list[int]]] = {number: [] for number in range(dp)}
-    for number, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
         result[rank[number]].append(all_ids[low:high])
     return result
 
@@ -100,6 +102,46 @@ def test_uneven_shards_end_at_one_step_for_all_ranks(rule, steps, left, dp):
     assert len(got) == len(set(got)) == len(ids["r"]) - left
     assert driver.ended is not None
     assert driver.ended.step == steps
+
+
+# A step of 8 in each unit that the user may mean it in, and documents of so many tokens: what each step
+# delivers, and what `drop` leaves out. A sequence has room for 8 tokens: one document of 5 to 8, two of 3.
+UNITS = [
+    ({"sequences": 8}, 8, [8, 8, 8, 8], 1),
+    ({"sequences": 8}, 5, [8, 8, 8, 8], 1),
+    ({"sequences": 8}, 3, [16, 16], 1),
+    ({"sequences": 8, "per_microbatch": 2}, 5, [8, 8, 8, 8], 1),
+    ({"samples": 8}, 8, [8, 8, 8, 8], 1),
+    ({"samples": 8}, 5, [8, 8, 8, 8], 1),
+    ({"samples": 8}, 3, [8, 8, 8, 8], 1),
+    ({"samples": 8, "per_microbatch": 2}, 3, [8, 8, 8, 8], 1),
+    ({"tokens": 64}, 8, [8, 8, 8, 8], 1),
+    ({"tokens": 64}, 3, [16], 17),  # 51 tokens are left, and no step of 64
+]
+
+
+@pytest.mark.parametrize(("size", "tokens", "full", "left"), UNITS, ids=str)
+@pytest.mark.parametrize("rule", ["pad", "drop"])
+def test_a_last_step_is_full_in_the_unit_that_the_user_gave(size, tokens, full, left, rule):
+    ids = {"r": ids_of("54-uneven-rank-data", *(f"s{n}.jsonl" for n in range(4)))}
+    config = plan_config({"r": 1}, sequence_length=8, global_batch=size, mixture=STOP, last_batch=rule)
+    driver = PlanDriver(config, ScriptedSources.of_lengths({"r": [tokens] * 33}))
+    plans = driver.run(99)
+    if rule == "drop":
+        assert [len(plan.pieces) for plan in plans] == full
+    else:
+        assert [len(plan.pieces) for plan in plans][: len(full)] == full
+        assert sorted(i for plan in plans for i in delivered(plan, ids)) == list(range(33))
+    assert [plan.last for plan in plans] == [False] * (len(plans) - 1) + [True]
+    assert driver.ended is not None
+    dropped = left if rule == "drop" else 0
+    assert (driver.ended.left_samples, driver.ended.left_tokens) == (dropped, dropped * tokens)
+    for dp in (1, 2, 4):
+        for plan in plans:
+            per_rank = by_rank(plan, config, dp, ids)
+            assert len({len(sequences) for sequences in per_rank.values()}) == 1
+            got = [i for sequences in per_rank.values() for s in sequences for i in s]
+            assert sorted(got) == sorted(delivered(plan, ids))
 
 
 RESUMED = {"r": [n for f in range(3) for n in ids_of("55-resume-id-stream", f"part{f}.jsonl")]}

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from dataloader_svc.errors import DataloaderError
-from dataloader_svc.planner import core
 from dataloader_svc.planner.state import State
-from dataloader_svc.sample import BlockId
 from dataloader_svc.testing.planning import PlanDriver, plan_config
 from dataloader_svc.testing.scripted_loader import Sample, ScriptedSources
 
@@ -118,18 +116,15 @@ def a_restart_between_log_and_readers() -> list[str]:
 
 
 @scenario
-def a_loader_is_lost() -> list[str]:
-    """Its unanswered lease goes to another; what it has answered is known."""
-    config = plan_config({"a": 1, "b": 1}, planner={"ahead": 1})
-    sources = ScriptedSources.of_lengths({"a": [8] * 20, "b": [6] * 20}, block=10)
-    driver = PlanDriver(config, sources)
-    driver.apply(core.Demanded(0, 0))
-    for name in ("a", "b"):
-        driver.apply(core.Described(name, 0, sources.block_starts(name), sources.digest))
-    driver.apply(core.Probed(sources.probe(BlockId("b", 0, 0))))
-    driver.apply(core.LoaderLost((BlockId("a", 0, 0), BlockId("b", 0, 0))))
-    driver.apply(core.Probed(sources.probe(BlockId("a", 0, 0))))
-    driver.apply(core.Appended(0))
+def steps_of_samples() -> list[str]:
+    """Four samples a step, in as many sequences as they need: all pieces of a long one stay in its step.
+
+    `last_batch: drop`: what is left at the end are fewer than four, and no step.
+    """
+    config = plan_config({"a": 3, "b": 1}, samples=4, mixture={"exhausted": "stop"}, last_batch="drop")
+    lengths = {"a": [8, 30, 12, 5, 9, 70, 8, 8, 20, 8, 8, 7, 3], "b": [31, 2, 16, 8, 8]}
+    driver = PlanDriver(config, ScriptedSources.of_lengths(lengths, block=6))
+    driver.run(9)
     return driver.trace
 
 

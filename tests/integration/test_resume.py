@@ -283,7 +283,7 @@ def test_case_55_the_next_epoch_is_full(tmp_path: Path) -> None:
 
 
 def test_case_54_ranks_end_together(tmp_path: Path) -> None:
-    """33 ids on 4 and on 8 ranks; a last step with too few tokens is filled up, or dropped."""
+    """33 ids on 4 and on 8 ranks: 5 steps where the last is filled up, 4 where it is dropped."""
     values = case(tmp_path, "54", "s?.jsonl", length=7, global_batch={"sequences": 8}, last_batch="pad")
     config = write_config(tmp_path / "job.yaml", values)
     with serve(config) as served:
@@ -293,14 +293,19 @@ def test_case_54_ranks_end_together(tmp_path: Path) -> None:
                 assert len(steps) == 5
                 assert sorted(ids(steps)) == list(range(33))
                 assert [list(loader) for loader in group.loaders] == [[]] * dp  # and stay at the end
-    config = write_config(config, values | {"last_batch": "drop", "job": "drop"})
-    with serve(config) as served, ranks(served.address, tmp_path, Mesh(dp=4)) as group:
-        steps = group.steps()
-        left = re.search(rf"ends before step {len(steps)}; (\d+) tokens are left over", served.logs())
-    assert left is not None
-    assert int(left[1]) < 8 * 7
-    assert [len(step) for step in steps] == [8] * len(steps)
-    assert len(set(ids(steps))) == len(ids(steps)) >= 24
+    for unit in ("sequences", "samples"):
+        changes = {"last_batch": "drop", "job": f"drop-{unit}", "global_batch": {unit: 8}}
+        with serve(write_config(config, values | changes)) as served:
+            found = set()
+            for dp in (4, 8, 1):
+                with ranks(served.address, tmp_path, Mesh(dp=dp)) as group:
+                    steps = group.steps()
+                    assert [len(step) for step in steps] == [8, 8, 8, 8]
+                    assert len(set(ids(steps))) == 32
+                    found.add(repr(steps))
+                    assert [list(loader) for loader in group.loaders] == [[]] * dp
+            assert len(found) == 1  # the same on every mesh
+            assert "the data ends before step 4; left over: 1 samples, " in served.logs()
 
 
 def test_case_52_smaller_than_a_batch(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Mixture: before each draw every source is looked at. One that has been given no more than its share of what is
 drawn so far may come next; of those, the one whose next document falls due first. Packing: best fit, longest
-first. Weights do not change and sources do not end here.
+first, into so many sequences or into as many as it takes. Weights do not change and sources do not end here.
 """
 
 from __future__ import annotations
@@ -53,3 +53,15 @@ def packed_tokens(lengths: Sequence[int], sequences: int, capacity: int) -> int:
         if fits:
             room[room.index(min(fits))] -= length
     return sequences * capacity - sum(room)
+
+
+def packed_whole(lengths: Sequence[int], capacity: int) -> list[int]:
+    """Tokens in each sequence where best fit, longest first, opens one whenever none has room."""
+    filled: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fits = [tokens for tokens in filled if tokens + length <= capacity]
+        if fits:
+            filled[filled.index(max(fits))] += length
+        else:
+            filled.append(length)
+    return filled

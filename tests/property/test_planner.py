@@ -12,19 +12,23 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dataloader_svc.observe.audit import weights_at
-from dataloader_svc.planner.place import MeshSize, Strategy, place
+from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.state import State
 from dataloader_svc.testing.planning import PlanDriver, plan_config
 from dataloader_svc.testing.scripted_loader import Sample, ScriptedSources
 
-from .oracle import draw_order, packed_tokens
+from .oracle import draw_order, packed_tokens, packed_whole
 
 COMMON = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 lengths = st.lists(st.integers(1, 40), min_size=5, max_size=30)
 weights = st.integers(1, 50)
 units = st.sampled_from(["tokens", "samples"])
+sizes = st.one_of(
+    st.fixed_dictionaries({"sequences": st.integers(1, 8)}),
+    st.fixed_dictionaries({"samples": st.integers(1, 40)}),
+)
 COLUMNS = ("source", "epoch", "position", "start", "length")
 
 
@@ -89,6 +93,26 @@ def test_draws_are_the_oracle_s(mixture, unit, steps):
 
 
 @COMMON
+@given(mixtures(), units, st.integers(1, 40), st.integers(1, 6))
+def test_a_step_of_samples_is_the_oracle_s_next_samples_in_as_few_sequences(mixture, unit, samples, steps):
+    weights, lengths = mixture
+    config = plan_config(weights, samples=samples, sequence_length=40, mixture={"unit": unit})
+    plans = PlanDriver(config, ScriptedSources.of_lengths(lengths, block=16)).run(steps - 1)
+    order = draw_order(weights, lengths, unit, samples * steps)
+    for number, plan in enumerate(plans):
+        expected = set()
+        for name, count in order[number * samples : (number + 1) * samples]:
+            position = count % len(lengths[name])
+            expected.add((name, count // len(lengths[name]), position, 0, lengths[name][position]))
+        assert set(pieces_of(plan)) == expected
+        assert len(plan.pieces) == samples
+        assert not len(plan.state.waiting)
+        ends = np.cumsum(plan.pieces.length)[plan.sequence_offsets[1:] - 1]
+        found = np.diff(ends, prepend=0).tolist()
+        assert sorted(found) == sorted(packed_whole(plan.pieces.length.tolist(), 40))
+
+
+@COMMON
 @given(mixtures(), st.integers(1, 6))
 def test_packing_is_no_worse_than_the_oracle_s(mixture, sequences):
     weights, lengths = mixture
@@ -128,19 +152,20 @@ def assert_within_one_sample(entries: list[dict[str, Any]], unit: str, plans: li
 
 
 @settings(COMMON, max_examples=60)
-@given(schedules(), st.data(), units, st.integers(1, 8))
-def test_every_source_is_within_one_sample_at_every_step(entries, data, unit, sequences):
+@given(schedules(), st.data(), units, sizes)
+def test_every_source_is_within_one_sample_at_every_step(entries, data, unit, size):
     names = [name for name in entries[0] if name != "step"]
     equal = data.draw(st.booleans(), label="equal lengths")
-    sizes = {name: [7] if equal else data.draw(lengths, label=name) for name in names}
-    config = plan_config(entries, sequences=sequences, sequence_length=40, mixture={"unit": unit})
-    sources = ScriptedSources.of_lengths({name: values * 20 for name, values in sizes.items()}, block=50)
+    drawn = {name: [7] if equal else data.draw(lengths, label=name) for name in names}
+    config = plan_config(entries, **size, sequence_length=40, mixture={"unit": unit})
+    sources = ScriptedSources.of_lengths({name: values * 20 for name, values in drawn.items()}, block=50)
     plans = PlanDriver(config, sources).run(24)
     assert_within_one_sample(entries, unit, plans)
 
 
 @pytest.mark.parametrize("unit", ["tokens", "samples"])
-def test_hundreds_of_sources_stay_within_one_sample_on_ramps(unit):
+@pytest.mark.parametrize("size", [{"sequences": 16}, {"samples": 100}], ids=str)
+def test_hundreds_of_sources_stay_within_one_sample_on_ramps(unit, size):
     rng = np.random.default_rng(3)
     names = [f"s{number:03}" for number in range(300)]
     entries: list[dict[str, Any]] = [
@@ -148,17 +173,17 @@ def test_hundreds_of_sources_stay_within_one_sample_on_ramps(unit):
         {"step": 12, **dict(zip(names, rng.exponential(1, 300).tolist(), strict=True)), "ramp": "linear"},
         {"step": 16, **dict(zip(names, rng.exponential(1, 300).tolist(), strict=True))},
     ]
-    sizes = {name: np.clip(rng.lognormal(3, 1, 60), 1, 400).astype(int).tolist() for name in names}
-    config = plan_config(entries, sequences=16, sequence_length=512, mixture={"unit": unit})
-    plans = PlanDriver(config, ScriptedSources.of_lengths(sizes, block=30)).run(20)
+    drawn = {name: np.clip(rng.lognormal(3, 1, 60), 1, 400).astype(int).tolist() for name in names}
+    config = plan_config(entries, **size, sequence_length=512, mixture={"unit": unit})
+    plans = PlanDriver(config, ScriptedSources.of_lengths(drawn, block=30)).run(20)
     assert_within_one_sample(entries, unit, plans)
 
 
 @COMMON
-@given(mixtures(4), units, st.integers(0, 2**32 - 1))
-def test_steps_do_not_depend_on_the_order_of_events(mixture, unit, seed):
+@given(mixtures(4), units, sizes, st.integers(0, 2**32 - 1))
+def test_steps_do_not_depend_on_the_order_of_events(mixture, unit, size, seed):
     weights, lengths = mixture
-    config = plan_config(weights, mixture={"unit": unit}, sequence_length=40)
+    config = plan_config(weights, **size, mixture={"unit": unit}, sequence_length=40)
     sources = ScriptedSources.of_lengths(lengths, block=16)
     rng = np.random.default_rng(seed)
     expected = PlanDriver(config, sources).run(5)
@@ -167,10 +192,10 @@ def test_steps_do_not_depend_on_the_order_of_events(mixture, unit, seed):
 
 
 @COMMON
-@given(mixtures(4), units, st.integers(0, 5))
-def test_going_on_from_any_state_is_going_on(mixture, unit, stop):
+@given(mixtures(4), units, sizes, st.integers(0, 5))
+def test_going_on_from_any_state_is_going_on(mixture, unit, size, stop):
     weights, lengths = mixture
-    config = plan_config(weights, mixture={"unit": unit}, sequence_length=40)
+    config = plan_config(weights, **size, mixture={"unit": unit}, sequence_length=40)
     sources = ScriptedSources.of_lengths(lengths, block=16)
     expected = PlanDriver(config, sources).run(8)
     state = State.from_json(expected[stop].state_json)
@@ -202,12 +227,12 @@ def dirty(draw: st.DrawFn) -> dict[str, list[Sample]]:
     st.sampled_from(["split", "truncate", "drop"]),
     st.sampled_from(["repeat", "stop", "drop"]),
     st.sampled_from(["pad", "drop"]),
-    st.integers(1, 3),
+    sizes,
 )
-def test_every_position_once_or_in_the_quarantine(samples, rule, exhausted, last_batch, sequences):
+def test_every_position_once_or_in_the_quarantine(samples, rule, exhausted, last_batch, size):
     config = plan_config(
         dict.fromkeys(samples, 1),
-        sequences=sequences,
+        **size,
         source={"too_long": rule, "max_bad_fraction": 1.0},
         mixture={"exhausted": exhausted},
         last_batch=last_batch,
@@ -219,6 +244,12 @@ def test_every_position_once_or_in_the_quarantine(samples, rule, exhausted, last
         assert [plan.last for plan in plans] == [False] * (len(plans) - 1) + [True] * bool(plans)
     if not plans:
         return
+    if "samples" in size:
+        counts = [len({piece[:3] for piece in pieces_of(plan)}) for plan in plans]
+        least = size["samples"] if exhausted == "repeat" or last_batch == "drop" else 1
+        assert counts[:-1] == [size["samples"]] * (len(plans) - 1)
+        assert least <= counts[-1] <= size["samples"]
+        assert not any(len(plan.state.waiting) for plan in plans)
     state = plans[-1].state
     covered: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     for name, epoch, position, start, length in [
@@ -260,6 +291,21 @@ def test_placement_permutes_whole_sequences_evenly(mixture, dp, per_microbatch):
     assert set(places.values()) == {per_microbatch}
     assert len(places) == 12 // per_microbatch
     assert placement.metrics["llm_imbalance"] >= placement.metrics["llm_floor"] - 1e-9
+
+
+@COMMON
+@given(mixtures(4), st.integers(1, 60), st.integers(1, 9), st.integers(1, 3))
+def test_steps_of_samples_fit_every_mesh(mixture, samples, dp, per_microbatch):
+    weights, lengths = mixture
+    batch = {"samples": samples, "per_microbatch": per_microbatch}
+    config = plan_config(weights, sequence_length=40, global_batch=batch)
+    mesh = MeshSize(dp=dp)
+    check_mesh(config, mesh)
+    for plan in PlanDriver(config, ScriptedSources.of_lengths(lengths, block=16)).run(2):
+        placement = place(plan, mesh, Strategy.of(config))
+        places = Counter(zip(placement.dp_rank.tolist(), placement.microbatch.tolist(), strict=True))
+        count = -(-plan.num_sequences // (dp * per_microbatch))
+        assert places == {(rank, mb): per_microbatch for rank in range(dp) for mb in range(count)}
 
 
 @COMMON

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dataloader_balancers import PACKERS, Limit, LlmCost, floor, imbalance, loads
-from dataloader_balancers.pack import pack
+from dataloader_balancers.pack import best_fit, pack, pack_all
 
 packers = pytest.mark.parametrize("name", PACKERS)
 CAPACITY = 8192
@@ -93,3 +93,54 @@ def test_a_full_limit_stops_pictures_but_not_text(name):
 def test_an_unknown_name_is_answered_with_the_known():
     with pytest.raises(ValueError, match=r"'worst_fit'; known: best_fit, first_fit, balanced"):
         pack("worst_fit", [1], 1, 8)
+
+
+@packers
+def test_all_pieces_in_as_few_sequences_as_it_takes(name):
+    """Against the naive count of best fit, longest first, that opens a sequence where none has room."""
+    for seed in range(6):
+        lengths = drawn(12, 1.6, seed=seed)
+        room: list[int] = []
+        for length in sorted(lengths.tolist(), reverse=True):
+            fits = [space for space in room if space >= length]
+            if fits:
+                room[room.index(min(fits))] -= length
+            else:
+                room.append(CAPACITY - length)
+        result = pack_all(name, lengths, CAPACITY)
+        assert result.min() == 0
+        used = np.bincount(result, lengths)
+        assert used.min() > 0
+        assert used.max() <= CAPACITY
+        assert len(room) - 1 <= len(used) <= len(room) + 1
+        if name == "best_fit":
+            assert sorted((CAPACITY - used).tolist()) == sorted(room)
+
+
+def test_a_packer_that_leaves_pieces_over_gets_more_sequences_and_then_gives_way(monkeypatch):
+    lengths = np.full(200, CAPACITY // 2)
+    asked = []
+
+    def greedy(lengths, num_sequences, capacity, priority=None, costs=None, *, limits=()):
+        asked.append(num_sequences)
+        result = best_fit(lengths, num_sequences, capacity, priority, costs, limits=limits)
+        result[0] = -1 if num_sequences < enough else result[0]
+        return result
+
+    monkeypatch.setitem(PACKERS, "greedy", greedy)
+    enough = 101
+    assert pack_all("greedy", lengths, CAPACITY).max() + 1 == 100  # of 101, the one left empty is none
+    assert asked == [100, 101]
+    asked.clear()
+    enough = 1000
+    assert np.bincount(pack_all("greedy", lengths, CAPACITY)).tolist() == [2] * 100
+    assert asked == [100, 101, 102]
+
+
+def test_all_pieces_under_limits_and_none_at_all():
+    pictures = [1, 1, 1, 0, 0]
+    result = pack_all("best_fit", [3, 3, 3, 2, 2], 10, limits=[Limit("pictures", pictures, 1)])
+    assert sorted(result[:3].tolist()) == [0, 1, 2]
+    assert pack_all("balanced", [], 10).tolist() == []
+    with pytest.raises(ValueError, match="unknown packer 'worst_fit'"):
+        pack_all("worst_fit", [1], 8)

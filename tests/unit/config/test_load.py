@@ -107,8 +107,20 @@ def test_all_problems_at_once_each_on_its_line(tmp_path: Path) -> None:
         (
             "{sequences: 64}",
             "{sequences: 64, tokens: 10}",
-            "5: global_batch: give exactly one of sequences and tokens",
+            "5: global_batch: give exactly one of sequences, tokens and samples",
         ),
+        (
+            "{sequences: 64}",
+            "{per_microbatch: 2}",
+            "5: global_batch: give exactly one of sequences, tokens and samples",
+        ),
+        (
+            "{sequences: 64}",
+            "{tokens: 524288, samples: 512}",
+            "5: global_batch: give exactly one of sequences, tokens and samples",
+        ),
+        ("{sequences: 64}", "{samples: 0}", "5: global_batch.samples: input should be greater than 0"),
+        ("{sequences: 64}", "{smaples: 512}", "did you mean 'samples'?"),
         (
             "{sequences: 64}",
             "{tokens: 1000}",

@@ -17,7 +17,6 @@ from dataloader_svc.planner.core import (
     Described,
     Failed,
     Lease,
-    LoaderLost,
     PlannerCore,
     Probed,
     Publish,
@@ -185,18 +184,6 @@ def test_a_restart_releases_what_plans_before_it_have_used_up():
     again.apply(Based(bench.core.state, {BlockId("a", 0, 0): 0}))
     actions = again.serve(again.apply(Demanded(2, 0)))
     assert [action.plan.step for action in of_kind(actions, Append)] == [1]
-
-
-def test_a_lost_loader_s_blocks_are_leased_again(bench):
-    bench.apply(Based(bench.initial))
-    bench.apply(Demanded(0, 0))
-    bench.described("a")
-    bench.described("b")
-    bench.probed(BlockId("b", 0, 0))
-    lost = (BlockId("a", 0, 0), BlockId("b", 0, 0))
-    actions = bench.apply(LoaderLost(lost))
-    assert Lease(BlockId("a", 0, 0)) in actions
-    assert Lease(BlockId("b", 0, 0)) not in actions  # its probe is here; any loader reads the samples again
 
 
 def test_another_index_than_the_state_s_stops_by_name(bench):

@@ -63,6 +63,24 @@ def test_microbatches_fall_in_cost_on_every_rank():
         assert costs == sorted(costs, reverse=True)
 
 
+@pytest.mark.parametrize(("dp", "per_microbatch"), [(1, 1), (2, 3), (5, 2), (7, 1), (64, 1)])
+def test_a_step_of_samples_is_filled_up_with_empty_sequences(dp, per_microbatch):
+    """Any dp: the empty ones are fewer than a microbatch of each rank, and never in front of others."""
+    config = some_config(global_batch={"samples": 100, "per_microbatch": per_microbatch})
+    check_mesh(config, MeshSize(dp=dp))
+    plan = some_plan(config)
+    placement = place(plan, MeshSize(dp=dp), Strategy.of(config))
+    microbatches = -(-plan.num_sequences // (dp * per_microbatch))
+    places = list(zip(placement.dp_rank.tolist(), placement.microbatch.tolist(), strict=True))
+    expected = [(rank, mb) for rank in range(dp) for mb in range(microbatches)]
+    assert sorted(places) == sorted(expected * per_microbatch)
+    real = places[: plan.num_sequences]
+    assert len(places) - len(real) < dp * per_microbatch
+    for rank in range(dp):
+        mine = [mb for of, mb in real if of == rank]
+        assert set(mine) == set(range(max(mine, default=-1) + 1))
+
+
 def test_a_mesh_that_fits():
     config = some_config(global_batch={"sequences": 24, "per_microbatch": 2})
     check_mesh(config, MeshSize(dp=12, cp=8, tp=5, pp=3))

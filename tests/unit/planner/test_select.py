@@ -169,6 +169,55 @@ def test_drop_ends_with_the_last():
     assert all(abs(int(share[1]) - int(share[2])) <= 1 for share in shares)
 
 
+@pytest.mark.parametrize("unit", ["tokens", "samples"])
+def test_a_step_of_samples_has_exactly_so_many_and_leaves_nothing_waiting(unit):
+    config = plan_config({"a": 2, "b": 1}, samples=6, sequence_length=20, mixture={"unit": unit})
+    lengths = {"a": [7, 3, 9, 4, 51, 6] * 10, "b": [13, 2, 5, 8] * 10}
+    rules, sources = Rules.of(config), ScriptedSources.of_lengths(lengths)
+    state, supplies = initial(rules), stocked(sources, 20)
+    counts = set()
+    for step in range(1, 8):
+        selected = select(rules, state, supplies)
+        assert isinstance(selected, Selected)
+        assert len({*zip(selected.pieces.source, selected.pieces.position, strict=True)}) == 6
+        state, bounds = selected.state, selected.sequence_offsets.tolist()
+        assert sum(source.samples for source in state.sources.values()) == 6 * step
+        assert not len(state.waiting)
+        counts.add(len(bounds) - 1)
+        for low, high in zip(bounds, bounds[1:], strict=False):
+            assert 0 < selected.pieces.length[low:high].sum() <= 20
+        filled = selected.pieces.tokens / (20 * (len(bounds) - 1))
+        assert selected.metrics["packing_efficiency"] == filled
+    assert len(counts) > 1
+
+
+def test_what_waits_of_steps_in_sequences_are_the_first_samples_of_a_step_in_samples():
+    sources = ScriptedSources.of_lengths({"a": [100, 5, 6, 4, 7, 8] * 4})
+    before = plan_config({"a": 1}, sequences=2, sequence_length=10)
+    state = PlanDriver(before, sources).run(0)[0].state
+    assert state.waiting.position.tolist() == [0] * 8  # of a document of ten pieces, two were placed
+    for samples, expected in ((1, {0}), (3, {0, 1, 2})):
+        config = plan_config({"a": 1}, samples=samples, sequence_length=10)
+        first, second = PlanDriver(config, sources, state=state).run(2)
+        assert set(first.pieces.position.tolist()) == expected
+        assert min(second.pieces.position.tolist()) == samples
+        assert not len(first.state.waiting)
+
+
+def test_more_that_waits_than_a_step_of_samples_takes_goes_oldest_first():
+    sources = ScriptedSources.of_lengths({"a": [6] * 50})
+    before = plan_config({"a": 1}, sequences=2, sequence_length=10, strategy={"overdraw": 1.0})
+    state = PlanDriver(before, sources).run(0)[0].state
+    waiting = state.waiting.position.tolist()
+    assert len(waiting) > 2
+    config = plan_config({"a": 1}, samples=2, sequence_length=10)
+    plans = PlanDriver(config, sources, state=state).run(4)
+    assert plans[0].pieces.position.tolist() == waiting[:2]
+    assert plans[0].state.waiting.position.tolist() == waiting[2:]
+    assert plans[0].state.sources == state.sources  # nothing was drawn
+    assert sorted(p for plan in plans for p in plan.pieces.position.tolist())[: len(waiting)] == waiting
+
+
 def test_a_short_last_step_is_padded_or_left_out():
     lengths = {"a": [8] * 20}  # two steps of 64 tokens and 32 tokens
     for rule, steps in (("pad", 3), ("drop", 2)):
@@ -179,7 +228,8 @@ def test_a_short_last_step_is_padded_or_left_out():
         assert all(plan.num_sequences == 2 for plan in plans)
         assert [plan.last for plan in plans] == [False] * (steps - 1) + [True]
         assert driver.ended is not None
-        assert driver.ended.left_tokens == (0 if rule == "pad" else 32)
+        left = (0, 0) if rule == "pad" else (32, 4)
+        assert (driver.ended.left_tokens, driver.ended.left_samples) == left
 
 
 def test_data_for_less_than_a_step_dropped_is_no_step():
@@ -290,4 +340,4 @@ def test_an_ended_state_stays_ended_whatever_is_at_hand():
     config = plan_config({"a": 1}, mixture={"exhausted": "stop"})
     rules = Rules.of(config)
     supplies = stocked(ScriptedSources.of_lengths({"a": [8] * 100}), 32)
-    assert select(rules, replace(initial(rules), ended=True), supplies) == Ended(0)
+    assert select(rules, replace(initial(rules), ended=True), supplies) == Ended(0, 0)

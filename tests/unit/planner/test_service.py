@@ -390,6 +390,31 @@ def test_the_default_mesh_is_the_configured_one(tmp_path):
     scenario(body, tmp_path, config(mesh={"dp": 4}))
 
 
+def test_steps_of_samples_are_placed_on_any_mesh_with_as_many_microbatches_on_each_rank(tmp_path):
+    lengths = {"a": [8, 5, 3, 30, 25, 2] * 30, "b": [9, 2, 31, 14] * 30}
+
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths(lengths, block=7))
+        await world.start()
+        digests, shapes = [], []
+        for dp in (1, 2, 3):
+            joined = await world.join(dp=dp)
+            assert joined.num_microbatches == 0  # it differs from step to step
+            plans = await world.plans(joined.session, 0, 6)
+            digests.append([plan.record.digest for plan in plans])
+            for plan in plans:
+                assert len(plan.record.source) == 9
+                sequences = len(plan.record.sequence_offsets) - 1
+                microbatches = -(-sequences // dp)
+                places = list(zip(plan.dp_rank, plan.microbatch, strict=True))
+                assert sorted(places) == [(rank, mb) for rank in range(dp) for mb in range(microbatches)]
+                shapes.append(sequences)
+        assert digests[0] == digests[1] == digests[2]
+        assert len(set(shapes)) > 1  # the lengths are such that not all steps need as many
+
+    scenario(body, tmp_path, plan_config({"a": 1, "b": 1}, samples=9))
+
+
 def test_the_end_of_the_data(tmp_path):
     async def body(world: World) -> None:
         await world.add_loader(ScriptedSources.of_lengths({"a": [8] * 20, "b": [8] * 20}))
@@ -419,7 +444,7 @@ def test_no_whole_step_is_an_end_and_a_warning(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING):
         scenario(body, tmp_path, config(mixture={"exhausted": "stop"}, last_batch="drop"))
-    assert "the sources hold less than one step (32 tokens of 128)" in caplog.text
+    assert "less than one step (4 samples, 32 tokens; global_batch is 4 sequences) and" in caplog.text
 
 
 def test_skipped_rows_are_in_the_quarantine_before_the_plan_is_seen(tmp_path):
