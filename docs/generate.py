@@ -25,6 +25,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("global_batch", schema.GlobalBatch),
     ("sources.NAME", schema.Source),
     ("sources.NAME.video", schema.VideoFields),
+    ("sources.NAME.interleaved", schema.Interleaved),
     ("sources.NAME.shuffle", schema.Shuffle),
     ("mixture", schema.Mixture),
     ("mixture.schedule", schema.MixtureStep),

@@ -79,11 +79,12 @@ def _mixture_problems(config: Config) -> Iterator[Problem]:
 def _media_problems(config: Config) -> Iterator[Problem]:
     for name, source in config.sources.items():
         for kind in ("image", "video"):
-            if getattr(source, kind) is not None and getattr(config.media_tokens, kind) is None:
+            if source.has_media(kind) and getattr(config.media_tokens, kind) is None:
                 message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
                 yield ("media_tokens", kind), message
     smallest = smallest_picture(config.images)
-    if any(s.image or s.video for s in config.sources.values()) and smallest > config.sequence_length:
+    pictures = any(source.has_media("image") or source.video for source in config.sources.values())
+    if pictures and smallest > config.sequence_length:
         message = f"{config.sequence_length} is below the {smallest} tokens of the smallest picture"
         yield ("sequence_length",), f"{message} (images.min_pixels {config.images.min_pixels})"
     token = (config.images.patch * config.images.merge) ** 2

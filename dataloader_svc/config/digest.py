@@ -41,6 +41,8 @@ _SOURCE_FIELDS = (
     "options",
     "control_words",
     "transforms",
+    "interleaved",
+    "input_ids",
 )
 
 
@@ -61,6 +63,7 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
         if source.chat_template is not None:
             values["chat_template"] = _file_hash(base_dir / source.chat_template)
         values["transforms"] = _transforms(source, base_dir)
+        values["input_ids"] = [source.input_ids, source.loss_mask, source.id_type, source.append_eos]
         digest[f"source/{name}"] = _short(values[field] for field in _SOURCE_FIELDS)
     return digest
 

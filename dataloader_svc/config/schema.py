@@ -88,7 +88,11 @@ class GlobalBatch(Model):
 class VideoFields(Model):
     """Where a row's video is, and how its frames are chosen."""
 
-    field: str = Field(description="Column, JSON key or tar extension that holds the video or its path.")
+    field: str | None = Field(
+        default=None,
+        description="Column, JSON key or tar extension that holds the video or its path. Not needed where "
+        "videos stand inside `messages` or `interleaved`.",
+    )
     fps: float | None = Field(default=None, gt=0, description="Frames a second to take.")
     frames: int | None = Field(default=None, gt=0, description="A fixed number of evenly spaced frames.")
     keyframes: bool = Field(
@@ -119,6 +123,53 @@ class VideoFields(Model):
     def most_frames(self) -> int:
         """Frames that a clip can have."""
         return min(self.frames or self.max_frames, self.max_frames)
+
+
+class Interleaved(Model):
+    """Documents of texts and pictures in turn; see docs/documents.md."""
+
+    style: Literal["obelics", "mmc4", "parts"] = Field(
+        description="obelics: two lists, at each index a text or a picture. mmc4: sentences, and pictures "
+        "with the number of the sentence that they stand in front of. parts: one list of typed parts."
+    )
+    texts: str | None = Field(
+        default=None, description="Field with the texts. Default: texts (obelics), text_list (mmc4)."
+    )
+    images: str | None = Field(
+        default=None, description="Field with the pictures. Default: images (obelics), image_info (mmc4)."
+    )
+    parts: str | None = Field(default=None, description="Field with the parts. Default: parts.")
+    separator: str | None = Field(
+        default=None,
+        description="Put between two texts that no picture parts. Default: an empty line (obelics), a space "
+        "(mmc4), nothing (parts).",
+    )
+    on_bad_image: Literal["skip_document", "drop"] = Field(
+        default="skip_document",
+        description="What a picture that is null, missing or unreadable takes with it: its document, or only "
+        "itself. One whose damage is seen only when it is decoded always takes its document.",
+    )
+
+    @model_validator(mode="after")
+    def _fields_of_style(self) -> Interleaved:
+        useless = ("texts", "images") if self.style == "parts" else ("parts",)
+        if found := [name for name in useless if getattr(self, name) is not None]:
+            raise ValueError(f"style {self.style} has no {' and no '.join(found)}")
+        return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Role -> field, of what the style is made of: texts and images, or interleaved."""
+        if self.style == "parts":
+            return {"interleaved": self.parts or "parts"}
+        texts, images = {"obelics": ("texts", "images"), "mmc4": ("text_list", "image_info")}[self.style]
+        return {"texts": self.texts or texts, "images": self.images or images}
+
+    @property
+    def between(self) -> str:
+        """`separator`, or the style's own."""
+        default = {"obelics": "\n\n", "mmc4": " ", "parts": ""}[self.style]
+        return default if self.separator is None else self.separator
 
 
 TokenizerBackend = Literal["auto", "fastokens", "tokenizers", "sentencepiece", "tiktoken"]
@@ -173,7 +224,27 @@ class Source(Model):
     )
     text: str | None = Field(default=None, description="Field with the text.")
     messages: str | None = Field(
-        default=None, description="Field with chat messages: a list of {role, content}."
+        default=None,
+        description="Field with chat messages: a list of {role, content}, where content may be typed parts "
+        "(OpenAI), or of {from, value} (ShareGPT, LLaVA). See docs/documents.md.",
+    )
+    interleaved: Interleaved | None = Field(
+        default=None, description="Fields with texts and pictures in turn."
+    )
+    input_ids: str | None = Field(
+        default=None,
+        description="Field with token ids: a list, a .npy file, or raw numbers of `id_type`. Nothing is "
+        "tokenized.",
+    )
+    loss_mask: str | None = Field(
+        default=None, description="Field with 0 or 1 for each of the `input_ids`: 1 where it is learnt."
+    )
+    id_type: Literal["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"] | None = Field(
+        default=None,
+        description="Type of the numbers where `input_ids` or `loss_mask` are raw bytes, little-endian.",
+    )
+    append_eos: bool = Field(
+        default=True, description="Whether `input_ids` that do not end with `eos` get it at their end."
     )
     image: str | list[str] | None = Field(
         default=None,
@@ -231,10 +302,27 @@ class Source(Model):
         return value
 
     @model_validator(mode="after")
-    def _has_text(self) -> Source:
-        if (self.text is None) == (self.messages is None):
-            raise ValueError("a source maps exactly one of `text` and `messages`")
+    def _one_kind(self) -> Source:
+        kinds = ("text", "messages", "interleaved", "input_ids")
+        found = [name for name in kinds if getattr(self, name) is not None]
+        if len(found) != 1:
+            listed = "`text`, `messages`, `interleaved` and `input_ids`"
+            raise ValueError(f"a source maps exactly one of {listed}; found {' and '.join(found) or 'none'}")
+        kind = found[0]
+        if self.loss_mask is not None and kind != "input_ids":
+            raise ValueError(f"`loss_mask` belongs to `input_ids`; the source maps `{kind}`")
+        if kind == "input_ids" and (self.image is not None or self.video is not None):
+            raise ValueError("`input_ids` come without media: map no `image` or `video` beside them")
+        if self.interleaved is not None and self.interleaved.style != "parts" and self.image is not None:
+            style = self.interleaved.style
+            raise ValueError(f"pictures of style {style} are `interleaved.images`; map no `image` beside it")
+        if self.video is not None and self.video.field is None and kind not in ("messages", "interleaved"):
+            raise ValueError("`video` needs `field`: a text does not hold videos itself")
         return self
+
+    def has_media(self, kind: str) -> bool:
+        """Whether its rows may hold an `image` or `video`: in a field of its own, or in their parts."""
+        return getattr(self, kind) is not None or (kind == "image" and self.interleaved is not None)
 
     @property
     def paths(self) -> list[str]:

@@ -86,7 +86,7 @@ def first_texts(reader: SourceReader, characters: int) -> Iterator[str]:
         return
     for number in order.block(0).extents.tolist():
         rows = reader.read_extent(number)
-        for role in (role for role in reader.fields if role not in MEDIA_KINDS):
+        for role in (role for role in reader.roles if role not in MEDIA_KINDS):
             for row, value in enumerate(rows.columns[role]):
                 for text in _strings(value) if row not in rows.bad else ():
                     if not _is_unicode(text):

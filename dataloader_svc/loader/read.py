@@ -21,8 +21,9 @@ from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.transformed import transformed
 from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
-from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, MediaSizes, RowColumns
+from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import assemble
+from dataloader_svc.transforms.slots import may_have_media, row_media, without_dead
 from dataloader_svc.transforms.vision import grid, num_tokens, smart_resize
 
 TOKENIZER_DIFFERS = "tokenizer_differs"
@@ -101,11 +102,17 @@ def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Exec
     samples = transformed(reader.read_block(block), rule.transforms)
     bad = dict(samples.bad)
     found = _probe_media(reader, samples, rule, pool, bad)
+    columns = samples.columns
     rows = RowColumns(
         len(samples),
         found.sizes,
-        texts=samples.columns.get("text"),
-        messages=samples.columns.get("messages"),
+        texts=columns.get("text"),
+        messages=columns.get("messages"),
+        interleaved=without_dead(columns["interleaved"], found.dead)
+        if found.dead
+        else columns.get("interleaved"),
+        ids=columns.get("input_ids"),
+        masks=columns.get("loss_mask"),
         bad=bad,
         compare=_compared(samples, rule),
     )
@@ -180,8 +187,8 @@ def _bad_rows(samples: BlockSamples, documents: Documents) -> tuple[BadRow, ...]
     )
 
 
-_Medium = tuple[int, int, bytes | str]
-"""Sample index, kind, data."""
+_Medium = tuple[int, int, bytes | str | BadSample]
+"""Sample index, kind, data (or why there is none)."""
 
 
 class _Probed(NamedTuple):
@@ -192,38 +199,49 @@ class _Probed(NamedTuple):
 
 
 class _Media(NamedTuple):
-    """The media of a block's good rows, in row order; columns as in HeldMedia."""
+    """The media of a block's good rows, in row order; columns as in HeldMedia.
+
+    dead   row -> numbers of its slots whose media are left out, of rows that do without them
+    """
 
     sizes: MediaSizes
     grid: NDArray[np.int32]
     data: list[bytes | str]
     times: list[NDArray[np.float32]]
+    dead: dict[int, set[int]]
 
 
 def _probe_media(
     reader: BlockReader, samples: BlockSamples, rule: SampleRule, pool: Executor, bad: dict[int, BadSample]
 ) -> _Media:
     """Media of good rows. A row with a bad medium is added to `bad`."""
-    if not rule.readers:
-        return _Media(MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), [], [])
-    columns = [(kind, samples.columns[MEDIA_KINDS[kind]]) for kind in sorted(rule.readers)]
-    media: list[_Medium] = [
-        (index, kind, data)
-        for index in range(len(samples))
-        if index not in bad
-        for kind, column in columns
-        for data in column[index]
-    ]
+    media: list[_Medium] = []
+    for index in range(len(samples)) if may_have_media(samples.columns) else ():
+        if index not in bad:
+            try:
+                media += [(index, *medium) for medium in row_media(samples.columns, index, rule.readers)]
+            except BadSample as problem:
+                bad[index] = problem
+    if not media:
+        return _Media(MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), [], [], {})
     chunks = [media[i : i + _PROBES_A_TASK] for i in range(0, len(media), _PROBES_A_TASK)]
     results = pool.map(lambda chunk: [_probe_one(reader, samples, rule, medium) for medium in chunk], chunks)
     good: list[tuple[_Medium, _Probed]] = []
+    dead: dict[int, set[int]] = {}
+    slots = itertools.count()
+    row = -1
     for medium, result in zip(media, itertools.chain.from_iterable(results), strict=True):
-        if isinstance(result, BadSample):
-            bad.setdefault(medium[0], result)
-        else:
+        if medium[0] != row:
+            row, slots = medium[0], itertools.count()
+        slot = next(slots)
+        if not isinstance(result, BadSample):
             good.append((medium, result))
+        elif rule.drop_bad:
+            dead.setdefault(row, set()).add(slot)
+        else:
+            bad.setdefault(row, result)
     kept = [(medium, found) for medium, found in good if medium[0] not in bad]
-    return _columns(len(samples), kept, rule)
+    return _columns(len(samples), kept, rule, dead)
 
 
 def _probe_one(
@@ -231,6 +249,8 @@ def _probe_one(
 ) -> _Probed | BadSample:
     """One medium, or what is wrong with it."""
     index, kind, data = medium
+    if isinstance(data, BadSample):
+        return data
     try:
         if isinstance(data, str):
             data = reader.read_media(data, samples.ref(index).shard)
@@ -241,7 +261,9 @@ def _probe_one(
         return problem
 
 
-def _columns(num_rows: int, kept: Sequence[tuple[_Medium, _Probed]], rule: SampleRule) -> _Media:
+def _columns(
+    num_rows: int, kept: Sequence[tuple[_Medium, _Probed]], rule: SampleRule, dead: dict[int, set[int]]
+) -> _Media:
     counts = (
         np.bincount([medium[0] for medium, _ in kept], minlength=num_rows) if kept else np.zeros(num_rows)
     )
@@ -255,8 +277,9 @@ def _columns(num_rows: int, kept: Sequence[tuple[_Medium, _Probed]], rule: Sampl
     return _Media(
         sizes,
         np.array([found.grid for _, found in kept], np.int32).reshape(-1, 3),
-        [medium[2] for medium, _ in kept],
+        [medium[2] for medium, _ in kept if not isinstance(medium[2], BadSample)],
         [found.times for _, found in kept],
+        dead,
     )
 
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dataloader_svc.config.schema import Config, Source
+from dataloader_svc.config.schema import Config, Source, VideoFields
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.media.base import MediaReader
 from dataloader_svc.media.cropped import CroppedReader
 from dataloader_svc.sample import SampleId, keyed_rng
-from dataloader_svc.transforms.base import IMAGE, VIDEO
+from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
 from dataloader_svc.transforms.per_source import PictureCrop, Transform, TransformError, make_transforms
@@ -32,6 +32,7 @@ class SampleRule:
     verify     share of documents to encode a second time, by the tokenizer's reference; drawn by `seed`
     transforms of the source, prepared
     crop       of its pictures; then `readers` says their size, and `reader` cuts them
+    drop_bad   media of interleaved documents that can't be read are left out; else the document is bad
     """
 
     tokenizer: Tokenizer
@@ -42,6 +43,7 @@ class SampleRule:
     seed: int = 0
     transforms: tuple[Transform, ...] = ()
     crop: PictureCrop | None = None
+    drop_bad: bool = False
 
     def reader(self, kind: int, sample: SampleId) -> MediaReader:
         """The reader that decodes a sample's media of a kind: a random crop depends on the sample."""
@@ -60,7 +62,7 @@ def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer)
     chat = None
     if source.messages is not None:
         file = None if source.chat_template is None else base_dir / source.chat_template
-        chat = ChatTemplate.load(file, tokenizer, (config.markers.image, config.markers.video))
+        chat = ChatTemplate.load(file, tokenizer)
     return SampleRule(
         tokenizer,
         DocumentRule.of(config, source, tokenizer, chat),
@@ -70,6 +72,7 @@ def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer)
         seed=config.seed,
         transforms=transforms,
         crop=crop,
+        drop_bad=source.interleaved is not None and source.interleaved.on_bad_image == "drop",
     )
 
 
@@ -93,7 +96,7 @@ def _geometry(
     for number, transform in enumerate(transforms):
         with _naming(source, number):
             found = transform.crop(vision)
-            if found is not None and source.image is None:
+            if found is not None and IMAGE not in _kinds(config, source):
                 raise ConfigError("the source maps no pictures (`image`)")
         crop = found or crop
     return vision, crop
@@ -108,19 +111,31 @@ def _naming(source: Source, number: int) -> Iterator[None]:
         raise TransformError(number, next(iter(source.transforms[number])), str(error)) from None
 
 
+def _kinds(config: Config, source: Source) -> set[int]:
+    """Kinds of media that rows may hold: in fields of their own, or where the job has a token, in parts."""
+    tokens = (config.media_tokens.image, config.media_tokens.video)
+    in_parts = source.messages is not None or source.interleaved is not None
+    return {
+        kind
+        for kind, name in enumerate(MEDIA_KINDS)
+        if source.has_media(name) or (in_parts and tokens[kind] is not None)
+    }
+
+
 def _readers(config: Config, source: Source, crop: PictureCrop | None) -> dict[int, MediaReader]:
     # Imported where used: a loader of text pays for no decoder (PyAV alone is 100 MB).
     readers: dict[int, MediaReader] = {}
-    if source.image is not None:
+    kinds = _kinds(config, source)
+    if IMAGE in kinds:
         from dataloader_svc.media.image import ImageReader
 
         pictures = ImageReader(config.images.max_source_pixels)
         readers[IMAGE] = pictures if crop is None else CroppedReader(pictures, crop.height, crop.width)
-    if source.video is not None:
+    if VIDEO in kinds:
         from dataloader_svc.media.sampling import VideoSampling
         from dataloader_svc.media.video import VideoReader
 
-        video = source.video
+        video = source.video or VideoFields()
         sampling = VideoSampling(fps=video.fps, frames=video.frames, max_frames=video.max_frames)
         readers[VIDEO] = VideoReader(sampling, config.images.max_source_pixels)
     return readers

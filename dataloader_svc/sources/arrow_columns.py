@@ -12,13 +12,20 @@ import pyarrow as pa
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import Fields, Rows
-from dataloader_svc.sources.fields import (
-    describe_missing,
-    media_value,
-    messages_value,
-    raw_root,
-    value_inside,
-)
+from dataloader_svc.sources.fields import NUMBERS, describe_missing, raw_root, role_value, value_inside
+from dataloader_svc.sources.id_arrays import numbers_column
+from dataloader_svc.sources.values import media_value
+from dataloader_svc.transforms.base import MEDIA_KINDS
+
+_WANTED = {
+    "text": "a string",
+    "messages": "a list of structs {role, content} or {from, value}",
+    "interleaved": "a list of structs {type, text, image}",
+    "texts": "a list of strings",
+    "images": "a list",
+    "input_ids": "a list of whole numbers, or binary",
+    "loss_mask": "a list of whole numbers or booleans, or binary",
+}
 
 
 def check_schema(path: str, schema: pa.Schema, fields: Fields) -> dict[str, str]:
@@ -49,14 +56,21 @@ def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
     columns: dict[str, Any] = {}
     for role, names in fields.names.items():
         here = [(name, table.column(name)) for name in names if name in table.schema.names]
-        if not here:
+        if not here and role in fields.optional:
+            columns[role] = [[] for _ in range(num_rows)]
+        elif not here:
             error = BadSample(Reason.MISSING_FIELD, f"this shard has no column {' or '.join(names)}")
             columns[role] = [None] * num_rows
             bad.update((row, error) for row in range(num_rows) if row not in bad)
         elif role == "text":
             columns[role] = _text_column(*here[0], bad)
+        elif role in NUMBERS and is_list(here[0][1].type):
+            name, column = here[0]
+            columns[role], problems = numbers_column(column, name)
+            for row, problem in problems.items():
+                bad.setdefault(row, problem)
         else:
-            columns[role] = _object_column(role, here, num_rows, bad)
+            columns[role] = _object_column(role, here, num_rows, bad, fields)
     raw: dict[str, Any] = {name: _raw_column(name, table, num_rows, bad) for name in fields.raw}
     return Rows(num_rows, columns, bad, raw)
 
@@ -101,21 +115,26 @@ def _text_column(name: str, column: pa.ChunkedArray, bad: dict[int, BadSample]) 
 
 
 def _object_column(
-    role: str, columns: list[tuple[str, pa.ChunkedArray]], num_rows: int, bad: dict[int, BadSample]
+    role: str,
+    columns: list[tuple[str, pa.ChunkedArray]],
+    num_rows: int,
+    bad: dict[int, BadSample],
+    fields: Fields,
 ) -> list[Any]:
-    """Messages or media: of several columns the first that is not null in a row."""
-    raw = [(name, _is_list(column.type), _to_python(column)) for name, column in columns]
+    """All but texts and lists of numbers: of several columns the first that is not null in a row."""
+    raw = [(name, is_list(column.type), _to_python(column)) for name, column in columns]
     values: list[Any] = [None] * num_rows
     for row in range(num_rows):
-        name, is_list, cells = next((entry for entry in raw if entry[2][row] is not None), raw[0])
+        name, listed, cells = next((entry for entry in raw if entry[2][row] is not None), raw[0])
         cell = cells[row]
         try:
             if isinstance(cell, UnicodeDecodeError):
                 raise BadSample(Reason.BAD_RECORD, f"column {name!r} is not UTF-8")
-            if role == "messages":
-                values[row] = messages_value(cell, name)
+            if role in MEDIA_KINDS:
+                null_is_none = listed or role in fields.optional
+                values[row] = media_value(cell, name, null_is_none=null_is_none)
             else:
-                values[row] = media_value(cell, name, null_is_none=is_list)
+                values[row] = role_value(fields, role, cell, name)
         except BadSample as error:
             bad.setdefault(row, error)
     return values
@@ -143,9 +162,7 @@ def _check_type(path: str, schema: pa.Schema, role: str, name: str) -> None:
     if len(places) > 1:
         raise SourceError(f"{path}: has {len(places)} columns called {name!r}")
     found = schema.field(places[0]).type
-    wanted = {"text": "a string", "messages": "a list of structs {role, content}"}.get(
-        role, "binary, a string (a path), a struct {bytes, path}, or a list of them"
-    )
+    wanted = _WANTED.get(role, "binary, a string (a path), a struct {bytes, path}, or a list of them")
     if not _serves(role, found):
         raise SourceError(f"{path}: {role}: column {name!r} is {found}; it must be {wanted}")
 
@@ -157,17 +174,28 @@ def _serves(role: str, found: pa.DataType) -> bool:
         return True  # every row is null, which is told row by row
     if role == "text":
         return _is_bytes(found)
-    if role == "messages":
-        return _is_list(found) and pa.types.is_struct(found.value_type)
-    if _is_list(found):
-        return not _is_list(found.value_type) and _serves(role, found.value_type)
+    if role in ("messages", "interleaved"):
+        return is_list(found) and pa.types.is_struct(found.value_type)
+    if role == "texts":
+        return is_list(found) and (_is_bytes(found.value_type) or pa.types.is_null(found.value_type))
+    if role == "images":
+        return is_list(found)
+    if role in NUMBERS:
+        return pa.types.is_binary(found) or pa.types.is_large_binary(found) or _is_list_of_numbers(found)
+    if is_list(found):
+        return not is_list(found.value_type) and _serves(role, found.value_type)
     return _is_bytes(found) or (
         pa.types.is_struct(found)
         and any(field.name in ("bytes", "path") and _is_bytes(field.type) for field in found)
     )
 
 
-def _is_list(found: pa.DataType) -> bool:
+def _is_list_of_numbers(found: pa.DataType) -> bool:
+    return is_list(found) and (pa.types.is_integer(found.value_type) or pa.types.is_boolean(found.value_type))
+
+
+def is_list(found: pa.DataType) -> bool:
+    """Variable or fixed length."""
     return bool(
         pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
     )

@@ -39,14 +39,19 @@ class Extent(NamedTuple):
 class Fields:
     """Which of a row's fields serve: role -> field name(s), from the YAML.
 
-    Roles: `text`, `messages`, `image`, `video`. Several names for a role: the first that a row has.
+    Roles: `text`, `messages`, `image`, `video`, `interleaved` or `texts` and `images`, `input_ids`,
+    `loss_mask`. Several names for a role: the first that a row has.
 
-    raw   fields that the source's transforms look at (`filter`, `map`), by their own names: a column of
-          `Rows.raw` each, values as Python has them, None where a row lacks one
+    raw       fields that the source's transforms look at (`filter`, `map`), by their own names: a column of
+              `Rows.raw` each, values as Python has them, None where a row lacks one
+    optional  roles that a row may lack: their value is an empty list then
+    id_type   numpy type of token ids that are raw bytes
     """
 
     names: Mapping[str, tuple[str, ...]]
     raw: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+    id_type: str | None = None
 
     def __iter__(self) -> Iterator[str]:  # iterating gives the roles
         return iter(self.names)
@@ -56,8 +61,10 @@ class Fields:
 class Rows:
     """Rows of one extent, in file order, as columns.
 
-    columns    role -> one value a row: text `str`; messages `list[dict]`; image and video `list` of
-               `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty for none.
+    columns    role -> one value a row: text `str`; messages `list[dict]` (`chat_shapes.py`); image and video
+               `list` of `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty for
+               none; interleaved `list[dict]` (`parts.py`); texts and images lists as they stand; input_ids
+               and loss_mask arrays of whole numbers. `fields.role_value` makes each.
                Every role of the source has a column.
     bad        row (index in this extent) -> why it can't be used. Its values in `columns` mean nothing.
     raw        name -> one value a row, for each of `Fields.raw`

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
-from dataloader_svc.sources.fields import kind_of, raw_value, row_values
+from dataloader_svc.sources.fields import raw_value, row_values
+from dataloader_svc.sources.values import kind_of
 
 _CHUNK = 2**20
 _NEWLINE = 10

@@ -37,6 +37,7 @@ from dataloader_svc.sources.fields import describe_missing, row_values
 
 _CHUNK = 2**20
 _LONGEST_LINE = 16 * 2**20
+_JSON_ROLES = ("messages", "interleaved", "texts", "images", "input_ids", "loss_mask")
 _OTHERS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -132,9 +133,10 @@ class Manifest(SourceFormat):
         return self.context.options.delimiter or ("\t" if path.lower().endswith(".tsv") else ",")
 
     def _values(self, header: Sequence[str], record: _Record) -> Mapping[str, object]:
-        """Cell by column name; the cell of `messages` is JSON."""
+        """Cell by column name; those of roles that are lists are JSON."""
         values: dict[str, object] = dict(zip(header, _checked(header, record), strict=True))
-        for name in self.context.fields.names.get("messages", ()):
+        fields = self.context.fields.names
+        for name in (name for role in _JSON_ROLES for name in fields.get(role, ())):
             try:
                 values[name] = json.loads(str(values[name]))
             except (ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ from dataloader_svc.sample import BlockId, RowRef
 from dataloader_svc.sources.base import Extent, Rows
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index import Progress, build_index, make_format
+from dataloader_svc.sources.interleaved import roles_of, with_documents
 from dataloader_svc.sources.order import Order
 from dataloader_svc.sources.reduce import reduced
 from dataloader_svc.storage import Storage
@@ -73,6 +74,7 @@ class SourceReader:
         self.name = name
         self.source = source
         self.fields = fields_of(source)
+        self.roles = roles_of(self.fields)
         self._storage = storage or Storage()
         index = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
         self.index = reduced(index, make_transforms(source))
@@ -120,7 +122,7 @@ class SourceReader:
         """Read all samples of a block. Never raises for what the files hold: such samples are in `bad`."""
         order = self.order(block.epoch)
         layout = order.block(block.block)
-        columns: dict[str, list[Any]] = {role: [] for role in self.fields}
+        columns: dict[str, list[Any]] = {role: [] for role in self.roles}
         raw: dict[str, list[Any]] = {name: [] for name in self.fields.raw}
         bad: dict[int, BadSample] = {}  # by place in file order; turned into positions below
         firsts: list[int] = []
@@ -185,11 +187,11 @@ class SourceReader:
             empty = [None] * extent.num_rows
             return Rows(
                 extent.num_rows,
-                dict.fromkeys(self.fields, empty),
+                dict.fromkeys(self.roles, empty),
                 dict.fromkeys(range(extent.num_rows), reason),
                 dict.fromkeys(self.fields.raw, empty),
             )
-        return rows
+        return rows if self.source.interleaved is None else with_documents(rows, self.source.interleaved)
 
 
 def _take(values: list[Any], places: NDArray[np.int64]) -> list[Any]:

@@ -9,26 +9,29 @@ index needs no table of members and a read is one request. Rules for what archiv
 - folders, links, hidden files (macOS's ._x) and names without an extension are passed over;
 - a cut shard gives its whole samples and a warning; a compressed one is refused, whatever its name.
 
-Extensions are compared in lower case. `messages` are read from a JSON member.
+Extensions are compared in lower case. What is no text and no medium (`messages`, `interleaved`, ...) is read
+from a JSON member, or from what lies in it: "json.conversations". Token ids may be a `.npy` or raw bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.fields import (
+    NUMBERS,
     describe_missing,
-    messages_value,
     missing_field,
     raw_root,
+    role_value,
     value_inside,
 )
 from dataloader_svc.sources.tar import BLOCK, Damaged, Member, check_header, members
+from dataloader_svc.transforms.base import MEDIA_KINDS
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class WebDataset(SourceFormat):
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
-        self._names = {role: tuple(map(str.lower, names)) for role, names in context.fields.names.items()}
+        self._names = context.fields.names
         self._extent_bytes = context.extent_bytes
 
     def index_shard(self, path: str) -> ShardIndex:
@@ -86,7 +89,7 @@ class WebDataset(SourceFormat):
         missing = {
             role: describe_missing(names, extensions)
             for role, names in self._names.items()
-            if not set(names) & set(extensions)
+            if not any(_lookup(role, name, extensions) for name in names)
         }
         return ShardIndex(tuple(extents), tuple(warnings), missing)
 
@@ -141,35 +144,59 @@ class WebDataset(SourceFormat):
             if not rows:
                 start = sample.start
             rows, stop = rows + 1, sample.stop
-            num_bytes += sum(part.size for part in self._mapped(sample.parts).values())
+            mapped = {root for root, _ in self._mapped(sample.parts).values()}
+            num_bytes += sum(sample.parts[root].size for root in mapped)
         if rows:
             extents.append(Extent(first_row, rows, start, stop - start, max(1, num_bytes)))
         return extents, list(extensions)
 
-    def _mapped(self, parts: Mapping[str, Member]) -> dict[str, Member]:
-        """By role, the first member that can serve it."""
-        first = ((role, next((n for n in names if n in parts), None)) for role, names in self._names.items())
-        return {role: parts[name] for role, name in first if name is not None}
+    def _mapped(self, parts: Mapping[str, Member]) -> dict[str, tuple[str, str]]:
+        """By role, the extension of the first member that can serve it, and the name that means it."""
+        mapped: dict[str, tuple[str, str]] = {}
+        for role, names in self._names.items():
+            found = ((root, name) for name in names if (root := _lookup(role, name, parts)) is not None)
+            if (first := next(found, None)) is not None:
+                mapped[role] = first
+        return mapped
 
     def _values(self, sample: _Sample, data: bytes) -> dict[str, Any]:
         if sample.twice is not None:
             raise BadSample(Reason.BAD_RECORD, f"member {sample.twice!r} is there twice")
         mapped = self._mapped(sample.parts)
+        parsed: dict[str, object] = {}
         values: dict[str, Any] = {}
         for role, names in self._names.items():
             if role not in mapped:
-                raise missing_field(names, sample.parts)
-            member = mapped[role]
+                if role not in self.context.fields.optional:
+                    raise missing_field(names, sample.parts)
+                values[role] = []
+                continue
+            root, name = mapped[role]
+            member = sample.parts[root]
             content = data[member.data : member.data + member.size]
             if role == "text":
                 values[role] = _utf8(content, member.name)
             elif not content:
                 raise BadSample(Reason.MISSING_FIELD, f"member {member.name!r} is empty")
-            elif role == "messages":
-                values[role] = messages_value(_json(content, member.name), member.name)
-            else:
+            elif role in MEDIA_KINDS:
                 values[role] = [content]
+            elif role in NUMBERS and root.split(".")[-1] != "json":
+                values[role] = role_value(self.context.fields, role, content, member.name)
+            else:
+                if root not in parsed:
+                    parsed[root] = _json(content, member.name)
+                inside = name[len(root) :]
+                value = value_inside(parsed[root], root, root + inside)
+                values[role] = role_value(self.context.fields, role, value, member.name + inside)
         return values
+
+
+def _lookup(role: str, name: str, found: Collection[str]) -> str | None:
+    """Of the extensions found, that of the member which the field `name` means, or lies in."""
+    name = name.lower()
+    if role == "text" or role in MEDIA_KINDS:
+        return name if name in found else None
+    return raw_root(name, found)
 
 
 def _whole_samples(path: str, found: Iterator[Member], warnings: list[str]) -> Iterator[_Sample]:

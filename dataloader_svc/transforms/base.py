@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,18 @@ MEDIA_KINDS = ("image", "video")
 
 
 class Part(NamedTuple):
-    """A stretch of a rendered chat: `text`, or one control token (`text` is None and `token` its id).
+    """A stretch of a document: `text`, or one control token (`text` is None and `token` its id), or a slot.
 
-    typed     from the data, so its words are plain text and markers in it count; else from the template
+    typed     from the data, so its words are plain text and markers in it may count; else from the template
     target    whether the model learns to produce it
+    slot      kind of the medium that goes here; -1: no slot
     """
 
     text: str | None
     token: int
     typed: bool
     target: bool
+    slot: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,21 @@ class MediaSizes:
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """What `document.assemble` needs of a block's n rows: exactly one of `texts` and `messages` is set.
+    """What `document.assemble` needs of a block's n rows: one of texts, messages, interleaved and ids.
 
-    bad       rows that are out already; their values are ignored
-    compare   bool (n,), or None for none: rows whose text is encoded again by the tokenizer's reference
+    interleaved  lists of typed parts, as in `slots.py`
+    ids, masks   arrays of whole numbers, a row each
+    bad          rows that are out already; their values are ignored
+    compare      bool (n,), or None for none: rows whose text is encoded again by the tokenizer's reference
     """
 
     num_rows: int
     media: MediaSizes
     texts: Sequence[str | None] | None = None
     messages: Sequence[object] | None = None
+    interleaved: Sequence[Any] | None = None
+    ids: Sequence[Any] | None = None
+    masks: Sequence[Any] | None = None
     bad: Mapping[int, BadSample] = field(default_factory=dict)
     compare: NDArray[np.bool_] | None = None
 

@@ -5,15 +5,17 @@ tokenizer, and the parts' lengths place them. Python runs per row and per medium
 
 Rules. The n-th marker of a kind is the row's n-th medium of that kind; without markers media go in front of
 the text; any other number of markers makes a bad sample. Markers count only where the source maps that kind
-of medium: code that says `<image>` in a text source is text. A row whose text is empty or blank, markers
-aside, is a bad sample. A medium is a run of its kind's token, as long as its header says.
+of medium: code that says `<image>` in a text source is text. Where a row has slots (`slots.py`), they are the
+places of its media, and markers typed beside them are text. A row whose text is empty or blank, markers
+aside, is a bad sample. A text needs its media; a chat may do without, it is text then. A medium is a run of
+its kind's token, as long as its header says.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,10 @@ from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO, Documents, Part, RowColumns
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.encode import Segments, differences, encode
+from dataloader_svc.transforms.placing import Cutter, Medium, ends_with, place_media
 from dataloader_svc.transforms.plain_text import NO_TOKENS, NO_UNICODE, assemble_plain, blank, text_problem
+from dataloader_svc.transforms.pretokenized import assemble_ids
+from dataloader_svc.transforms.slots import chat_slots
 from dataloader_svc.transforms.tokenizers import Tokenizer
 
 _TEXT, _CONTROL, _MEDIUM = 0, 1, 2
@@ -41,6 +46,8 @@ class DocumentRule:
     markers        string of each kind that the source maps, in a text
     chat           the template, where rows are messages
     control_words  control words typed in the data are control tokens, not text
+    separator      between two texts of an interleaved document that no medium parts
+    append_eos     token ids get `eos` at the end where they lack it
     """
 
     eos: int
@@ -49,6 +56,8 @@ class DocumentRule:
     markers: tuple[tuple[str, int], ...] = ()
     chat: ChatTemplate | None = None
     control_words: bool = False
+    separator: str = ""
+    append_eos: bool = True
 
     @classmethod
     def of(
@@ -66,6 +75,8 @@ class DocumentRule:
             markers=tuple((markers[kind], kind) for kind in mapped),
             chat=chat,
             control_words=source.control_words,
+            separator="" if source.interleaved is None else source.interleaved.between,
+            append_eos=source.append_eos,
         )
 
 
@@ -118,6 +129,14 @@ class _PartColumns:
 def assemble(tokenizer: Tokenizer, rule: DocumentRule, rows: RowColumns) -> Documents:
     """Documents of a block's rows. A row that can't be one stands in `bad` of the result."""
     bad = dict(rows.bad)
+    if rows.ids is not None:
+        return assemble_ids(
+            rows,
+            vocab_size=tokenizer.vocab_size,
+            eos=rule.eos if rule.append_eos else None,
+            placeholders=[token for token in rule.media_tokens if token >= 0],
+            bad=bad,
+        )
     if rows.texts is not None and not rule.markers and not rule.control_words:
         return assemble_plain(tokenizer, rule.eos, rule.bos, rows, bad)
     parts = _general_parts(tokenizer, rows, rule, bad)
@@ -128,12 +147,12 @@ def _general_parts(
     tokenizer: Tokenizer, rows: RowColumns, rule: DocumentRule, bad: dict[int, BadSample]
 ) -> _PartColumns:
     parts = _Parts()
-    cutter = _Cutter.of(rule, tokenizer)
+    cutter = _cutter(rule, tokenizer)
     for row in range(rows.num_rows):
         before = len(parts.kind), len(parts.segments)
         if row not in bad:
             try:
-                _row_parts(parts, cutter, rows, row)
+                _row_parts(parts, rule, cutter, rows, row)
             except BadSample as problem:
                 bad[row] = problem
                 parts.cut(*before)
@@ -148,28 +167,23 @@ def _general_parts(
     )
 
 
-def _row_parts(out: _Parts, cutter: _Cutter, rows: RowColumns, row: int) -> None:
+def _row_parts(out: _Parts, rule: DocumentRule, cutter: Cutter, rows: RowColumns, row: int) -> None:
     """Add the parts of one row. Raises BadSample."""
-    rule = cutter.rule
     first, last = rows.media.offsets[row], rows.media.offsets[row + 1]
     kinds = rows.media.kind[first:last]
     media = [[int(first + i) for i in np.flatnonzero(kinds == kind)] for kind in (IMAGE, VIDEO)]
-    for _, kind in rule.markers:
-        if not media[kind]:
-            raise BadSample(Reason.MISSING_FIELD, f"the row has no {MEDIA_KINDS[kind]}")
+    exact = False
     if rows.texts is not None:
-        text = rows.texts[row]
-        problem = text_problem(text)
-        if problem or text is None:
-            raise problem or AssertionError("a null text is a problem")
-        if blank(cutter.pattern.sub("", text)):
-            raise BadSample(Reason.EMPTY_TEXT, "text is blank but for markers")
-        source = [Part(text, -1, typed=True, target=True)]
+        source = _text_parts(rows.texts[row], cutter, media)
+    elif rows.interleaved is not None:
+        source, exact = _interleaved_parts(rows.interleaved[row], rule.separator), True
     else:
         assert rows.messages is not None
         assert rule.chat is not None
-        source = rule.chat.parts(rows.messages[row])
-    pieces = _place_media(source, cutter, media)
+        messages = rows.messages[row]
+        source = rule.chat.parts(messages)
+        exact = bool(chat_slots(messages))
+    pieces = place_media(source, cutter, media, exact)
     if rule.bos is not None and not (pieces and pieces[0][0] == rule.bos):
         out.control(rule.bos, target=False)
     place = (
@@ -178,117 +192,46 @@ def _row_parts(out: _Parts, cutter: _Cutter, rows: RowColumns, row: int) -> None
     for piece, target in pieces:
         if isinstance(piece, str):
             out.text(piece, target, place)
-        elif isinstance(piece, _Medium):
+        elif isinstance(piece, Medium):
             out.medium(piece.index)
         else:
             out.control(piece, target)
         place = _BEHIND_TEXT if isinstance(piece, str) else _BEHIND_TOKEN
-    if not _ends_with(pieces, rule.eos):
+    if not ends_with(pieces, rule.eos):
         # The end of a chat is learnt only where it ends the assistant's turn; of a text, always.
-        out.control(rule.eos, target=rows.texts is not None or pieces[-1][1])
+        out.control(rule.eos, target=rows.messages is None or pieces[-1][1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Medium:
-    index: int
+def _cutter(rule: DocumentRule, tokenizer: Tokenizer) -> Cutter:
+    split = tokenizer.split_control if rule.control_words else None
+    return Cutter.of(rule.markers, rule.media_tokens, split)
 
 
-_Piece = tuple[str | int | _Medium, bool]
-"""Text, control token or medium; and whether it is a target."""
+def _text_parts(text: str | None, cutter: Cutter, media: list[list[int]]) -> list[Part]:
+    """Of a text with what media the row has. Raises BadSample."""
+    for _, kind in cutter.markers:
+        if not media[kind]:
+            raise BadSample(Reason.MISSING_FIELD, f"the row has no {MEDIA_KINDS[kind]}")
+    problem = text_problem(text)
+    if problem or text is None:
+        raise problem or AssertionError("a null text is a problem")
+    if blank(cutter.pattern.sub("", text)):
+        raise BadSample(Reason.EMPTY_TEXT, "text is blank but for markers")
+    return [Part(text, -1, typed=True, target=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Cutter:
-    """Cuts parts at media markers and, where the source says so, at control words.
-
-    pattern   of the markers, a group each
-    split     typed text at its control words
-    """
-
-    rule: DocumentRule
-    pattern: re.Pattern[str]
-    split: Callable[[str], Sequence[str | int]]
-
-    @classmethod
-    def of(cls, rule: DocumentRule, tokenizer: Tokenizer) -> _Cutter:
-        markers = "|".join(f"({re.escape(marker)})" for marker, _ in rule.markers)
-        split = tokenizer.split_control if rule.control_words else lambda text: [text]
-        return cls(rule, re.compile(markers or r"(?!)"), split)
-
-    def cut(self, part: Part) -> list[str | int | _Medium]:
-        """Here a `_Medium` holds the kind. A template may write a medium's own token."""
-        if part.text is None:
-            return [self._token(part.token)]
-        if not part.typed:
-            return [part.text]
-        found: list[str | int | _Medium] = []
-        at = 0
-        for match in self.pattern.finditer(part.text):
-            found += self._typed(part.text[at : match.start()])
-            assert match.lastindex is not None
-            found.append(_Medium(self.rule.markers[match.lastindex - 1][1]))
-            at = match.end()
-        return found + self._typed(part.text[at:])
-
-    def _typed(self, text: str) -> list[str | int | _Medium]:
-        if not text:
-            return []
-        return [piece if isinstance(piece, str) else self._token(piece) for piece in self.split(text)]
-
-    def _token(self, token: int) -> int | _Medium:
-        media = self.rule.media_tokens
-        return _Medium(media.index(token)) if token in media else token
-
-
-def _place_media(source: list[Part], cutter: _Cutter, media: list[list[int]]) -> list[_Piece]:
-    """`source` with media in place of their markers, or in front of the first typed text."""
-    pieces: list[_Piece] = []
-    markers = [0, 0]
-    front = 0
-    seen_typed = False
-    for part in source:
-        if part.typed and not seen_typed:
-            front, seen_typed = len(pieces), True
-        for piece in cutter.cut(part):
-            if isinstance(piece, _Medium):
-                kind = piece.index
-                number, markers[kind] = markers[kind], markers[kind] + 1
-                if number < len(media[kind]):
-                    pieces.append((_Medium(media[kind][number]), False))
-            else:
-                pieces.append((piece, part.target))
-    unplaced: list[_Piece] = []
-    for kind, wanted in enumerate(map(len, media)):
-        if markers[kind] == 0:
-            unplaced += [(_Medium(index), False) for index in media[kind]]
-        elif markers[kind] != wanted:
-            name = MEDIA_KINDS[kind]
-            raise BadSample(Reason.MARKER_MISMATCH, f"{markers[kind]} {name} markers for {wanted} {name}s")
-    pieces[front:front] = unplaced
-    return _merged(pieces)
-
-
-def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    """Neighbouring texts joined where both are targets or both are not.
-
-    A model that is asked sees its prompt tokenized in one piece and makes its answer from there; so must the
-    documents that it learns from be.
-    """
-    merged: list[_Piece] = []
-    for piece, target in pieces:
-        if merged and isinstance(piece, str) and isinstance(merged[-1][0], str) and merged[-1][1] == target:
-            merged[-1] = (merged[-1][0] + piece, target)
-        else:
-            merged.append((piece, target))
-    return merged
-
-
-def _ends_with(pieces: list[_Piece], token: int) -> bool:
-    """Whether `token` is last, white space aside."""
-    for piece, _ in reversed(pieces):
-        if not (isinstance(piece, str) and piece.isspace()):
-            return piece == token
-    return False
+def _interleaved_parts(document: Sequence[Mapping[str, Any]], separator: str) -> list[Part]:
+    """Of typed parts. Raises BadSample where all text is blank."""
+    parts: list[Part] = []
+    for item in document:
+        if item["type"] != "text":
+            parts.append(Part(None, -1, True, False, slot=MEDIA_KINDS.index(item["type"])))
+        elif item["text"]:
+            text = separator + item["text"] if parts and parts[-1].slot < 0 else item["text"]
+            parts.append(Part(text, -1, typed=True, target=True))
+    if all(blank(part.text or "") for part in parts):
+        raise BadSample(Reason.EMPTY_TEXT, "the document has no text, or only blank ones")
+    return parts
 
 
 def _join(

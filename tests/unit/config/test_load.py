@@ -134,7 +134,7 @@ def test_all_problems_at_once_each_on_its_line(tmp_path: Path) -> None:
         ("fps: 2,", "fps: 2, frames: 8,", "9: sources.clips.video: give one of fps, frames and keyframes"),
         ("text: content", "shuffle: {blok: 1MiB}, text: content", "did you mean 'block'?"),
         ("text: content", "shuffle: {block: 5 parsecs}, text: content", "expected a size such as 512MiB"),
-        (", text: content", "", "a source maps exactly one of `text` and `messages`"),
+        (", text: content", "", "found none"),
         ("job: captioner", "job: captioner\njob: again", "2: job: given twice (first on line 1)"),
         ("job: captioner", "job: [captioner", "not valid YAML"),
         ("seed: 17", "seed: ${SEED}", "2: seed: environment variable SEED is not set"),

@@ -2,7 +2,9 @@ import pytest
 
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason
-from dataloader_svc.sources.fields import fields_of, media_value, messages_value, row_values, text_value
+from dataloader_svc.sources.chat_shapes import messages_value
+from dataloader_svc.sources.fields import fields_of, row_values
+from dataloader_svc.sources.values import media_value, text_value
 
 NAN = float("nan")
 
@@ -96,8 +98,16 @@ def test_messages():
         ([], Reason.BAD_MESSAGES, "no messages"),
         ("hi", Reason.WRONG_TYPE, "a string"),
         (["hi"], Reason.WRONG_TYPE, "'m[0]'"),
-        ([{"role": "user", "content": None}], Reason.BAD_MESSAGES, "m[0].content must be a string, is null"),
-        ([{"from": "human", "value": "a"}], Reason.BAD_MESSAGES, "m[0].role must be a string, is absent"),
+        (
+            [{"role": "user", "content": None}],
+            Reason.BAD_MESSAGES,
+            "m[0].content must be a string or a list of parts, is null",
+        ),
+        ([{"content": "a"}], Reason.BAD_MESSAGES, "m[0].role must be a string, is absent"),
+        ([{"from": "humna", "value": "a"}], Reason.BAD_MESSAGES, "did you mean 'human'"),
+        ([{"from": 3, "value": "a"}], Reason.BAD_MESSAGES, "m[0].from is 3"),
+        ([{"from": "human", "value": None}], Reason.BAD_MESSAGES, "m[0].value must be a string, is null"),
+        ([{"from": "human"}], Reason.BAD_MESSAGES, "m[0].value must be a string, is null"),
         ([{"roles": "user", "content": "a"}], Reason.BAD_MESSAGES, "did you mean 'roles'"),
     ],
 )

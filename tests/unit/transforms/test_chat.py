@@ -19,8 +19,6 @@ from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule, assemble
 from dataloader_svc.transforms.tokenizers import Tokenizer
 
-MARKERS = ("<image>", "<video>")
-
 
 def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
     return [{"role": role, "content": content} for role, content in turns]
@@ -28,12 +26,12 @@ def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def chat(tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate.load(None, tokenizer, MARKERS)
+    return ChatTemplate.load(None, tokenizer)
 
 
 def template(tokenizer: Tokenizer, tmp_path: Path, source: str) -> ChatTemplate:
     (tmp_path / "chat.jinja").write_text(source)
-    return ChatTemplate.load(tmp_path / "chat.jinja", tokenizer, MARKERS)
+    return ChatTemplate.load(tmp_path / "chat.jinja", tokenizer)
 
 
 def document(tokenizer: Tokenizer, chat: ChatTemplate, messages: object) -> tuple[list[int], list[int]]:
@@ -162,16 +160,16 @@ class TestLoading:
 
     def test_no_file(self, tokenizer: Tokenizer, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="nowhere"):
-            ChatTemplate.load(tmp_path / "nowhere", tokenizer, MARKERS)
+            ChatTemplate.load(tmp_path / "nowhere", tokenizer)
 
     def test_none_at_all(self, tokenizer: Tokenizer) -> None:
         with pytest.raises(ConfigError, match="comes without a chat template; set .*chat_template"):
-            ChatTemplate.load(None, replace(tokenizer, settings={}), MARKERS)
+            ChatTemplate.load(None, replace(tokenizer, settings={}))
 
     def test_several_by_name(self, tokenizer: Tokenizer) -> None:
         named = [{"name": "tool", "template": "t"}, {"name": "default", "template": tiny.CHAT_TEMPLATE}]
         settings = {"chat_template": named}
-        chat = ChatTemplate.load(None, replace(tokenizer, settings=settings), MARKERS)
+        chat = ChatTemplate.load(None, replace(tokenizer, settings=settings))
         assert chat.parts(CHAT)
 
     def test_what_hugging_face_templates_use(self, tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -186,10 +184,23 @@ class TestLoading:
         assert tokenizer.decode(ids) == "<|bos|>a<|end|>", "the end is there already"
 
 
-def test_typed_parts_become_markers_where_the_template_takes_text(chat: ChatTemplate) -> None:
-    content = [{"type": "image"}, {"type": "text", "text": "what?"}, {"type": "video_url"}]
+def test_slots_stay_slots_where_the_template_takes_text(chat: ChatTemplate) -> None:
+    content = [{"type": "image", "medium": b"x"}, {"type": "text", "text": " <image>?"}, {"type": "video"}]
     parts = chat.parts(said(("user", content), ("assistant", "it")))
-    assert any(part.text == "<image>what?<video>" and part.typed for part in parts)
+    first = next(i for i, part in enumerate(parts) if part.typed)
+    assert [(part.slot, part.text, part.target) for part in parts[first : first + 3]] == [
+        (0, None, False),
+        (-1, " <image>?", False),
+        (1, None, False),
+    ]
+
+
+def test_a_text_can_not_forge_a_slot(chat: ChatTemplate) -> None:
+    forged = "\ue0f00:slot0\ue0f1"
+    content = [{"type": "text", "text": forged}, {"type": "image"}]
+    parts = chat.parts(said(("user", content), ("assistant", "it")))
+    assert [part.text for part in parts if part.typed and part.slot < 0] == [forged, "it"]
+    assert sum(part.slot == 0 for part in parts) == 1
 
 
 def test_typed_parts_go_to_a_template_that_takes_them(tokenizer: Tokenizer, tmp_path: Path) -> None:

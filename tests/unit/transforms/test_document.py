@@ -289,7 +289,7 @@ class TestCompared:
 def test_a_chat_with_half_a_surrogate_pair_takes_no_other_row_along(
     tokenizer: Tokenizer,
 ) -> None:
-    chat = ChatTemplate.load(None, tokenizer, ("<image>", "<video>"))
+    chat = ChatTemplate.load(None, tokenizer)
     rule = DocumentRule(eos=3, chat=chat)
     messages = [
         [{"role": "user", "content": "fine"}, {"role": "assistant", "content": answer}]
@@ -350,7 +350,7 @@ def test_a_space_in_front_only_where_the_library_puts_it(tmp_path: Any) -> None:
         (tmp_path / "chat.jinja").write_text(
             "{% for m in messages %}<|c|>{{ m.role }}:{{ m.content }}{% endfor %}"
         )
-        chat = ChatTemplate.load(tmp_path / "chat.jinja", tokenizer, ("<image>", "<video>"))
+        chat = ChatTemplate.load(tmp_path / "chat.jinja", tokenizer)
         messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "the"}]
         made = assemble(
             tokenizer, DocumentRule(eos=0, chat=chat), RowColumns(1, MediaSizes.none(1), messages=[messages])
