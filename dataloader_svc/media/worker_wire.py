@@ -65,7 +65,8 @@ class Channel:
         """One message; its payload is the parts one after the other."""
         text = json.dumps(value).encode()
         views = [
-            memoryview(part if isinstance(part, bytes) else part.reshape(-1)).cast("B") for part in parts
+            (memoryview(part) if isinstance(part, bytes) else part.reshape(-1).data).cast("B")
+            for part in parts
         ]
         size = sum(len(view) for view in views)
         for view in (memoryview(_HEAD.pack(_MAGIC, len(text), size) + text), *views):
@@ -82,7 +83,7 @@ class Channel:
         """The same, received into an array of its own."""
         value, size = self._receive_head(most)
         payload = np.empty(size, np.uint8)
-        rest = memoryview(payload)
+        rest = payload.data
         while len(rest):
             rest = rest[self._some(functools.partial(self._socket.recv_into, rest)) :]
         return value, payload
