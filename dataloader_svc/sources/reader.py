@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason, SourceError, Unreachable
 from dataloader_svc.sample import BlockId, RowRef
-from dataloader_svc.sources.base import Extent, Rows
+from dataloader_svc.sources.base import Extent, Fields, Rows
 from dataloader_svc.sources.fields import fields_of
 from dataloader_svc.sources.index import Progress, build_index, make_format
 from dataloader_svc.sources.interleaved import roles_of, with_documents
@@ -152,6 +152,28 @@ class SourceReader:
     def read_extent(self, number: int) -> Rows:
         """All rows of an extent of the index; bad ones where it can't be read."""
         return self._read_extent(*self.index.extent(number))
+
+    def lacking(self) -> dict[str, str]:
+        """Fields that transforms look at and no row of the first block has -> what there is, for a person."""
+        if not self.fields.raw:
+            return {}
+        found = self.read_block(BlockId(self.name, 0, 0)).raw
+        empty = [name for name, values in found.items() if all(value is None for value in values)]
+        return {name: what for name in empty if (what := self._instead_of(name)) is not None}
+
+    def _instead_of(self, name: str) -> str | None:
+        """What the first extent has instead of a field, as the format says of a text; None: it has it."""
+        shard, extent = self.index.extent(0)
+        path, context = self.index.paths[shard], self._format.context
+        other = type(self._format)(replace(context, fields=Fields({"text": (name,)})))
+        try:
+            missing = other.index_shard(path).missing.get("text")
+            problem = next(iter(other.read(path, extent).bad.values()), None)
+        except SourceError:  # it is there, and no text
+            return None
+        if missing is not None:
+            return f"no {missing}"
+        return problem.detail if problem is not None and problem.reason == Reason.MISSING_FIELD else None
 
     def read_media(self, path: str, shard: str) -> bytes:
         """Bytes of a media file named by a row of `shard`: below `media_root`, or else the shard's folder."""
