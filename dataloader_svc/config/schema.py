@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -601,8 +601,8 @@ class Config(Model):
     )
 
     @property
-    def num_sequences(self) -> int:
-        """Packed sequences in one step, over all ranks."""
+    def num_sequences(self) -> int | None:
+        """Packed sequences in one step, over all ranks; None: as many as the samples of a step need."""
         batch = self.global_batch
         return batch.sequences if batch.tokens is None else batch.tokens // self.sequence_length
 
