@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("The job", schema.Config),
+    ("tokenizer_options", schema.TokenizerOptions),
     ("global_batch", schema.GlobalBatch),
     ("sources.NAME", schema.Source),
     ("sources.NAME.video", schema.VideoFields),
@@ -51,8 +52,8 @@ Relative paths start from the folder of the file. `dataloader-svc check FILE` fi
 
 Which settings may change when a job resumes: mesh, global batch, weights, packing, memory, processes, and sources that
 come or go. Which may not, because the same sample would have other content: `seed`, `tokenizer`, `images`,
-`media_tokens`, `markers`, `eos`, `bos`, and of a source its `format`, field names, `shuffle`, `extent`,
-`chat_template`, `transforms` (and the code of a `map`) and what its files hold. The error names the field.
+`media_tokens`, `markers`, `eos`, `bos`, `tokenizer_backend`, `tokenizer_options`, and of a source its `format`, field
+names, `shuffle`, `extent`, `chat_template`, `control_words`, `transforms` (and the code of a `map`) and what its files hold. The error names the field.
 """
 
 

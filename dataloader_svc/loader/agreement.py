@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dataloader_svc.sources.fields import NUMBERS
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.transforms.base import MEDIA_KINDS
 from dataloader_svc.transforms.tokenizers import Tokenizer
@@ -80,13 +81,13 @@ def _source_problem(tokenizer: Tokenizer, reader: SourceReader, cache: Path) -> 
 
 
 def first_texts(reader: SourceReader, characters: int) -> Iterator[str]:
-    """Strings of the first rows of epoch 0's first block, in file order, media apart: up to `characters`."""
+    """Strings of the first rows of epoch 0's first block, in file order, up to `characters`."""
     order = reader.order(0)
     if not order.num_blocks:
         return
     for number in order.block(0).extents.tolist():
         rows = reader.read_extent(number)
-        for role in (role for role in reader.roles if role not in MEDIA_KINDS):
+        for role in (role for role in reader.roles if role not in (*MEDIA_KINDS, *NUMBERS)):
             for row, value in enumerate(rows.columns[role]):
                 for text in _strings(value) if row not in rows.bad else ():
                     if not _is_unicode(text):
