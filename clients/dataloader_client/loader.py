@@ -138,13 +138,13 @@ class DataServiceLoader:
         began = time.perf_counter()
         try:
             frame = running.prefetch.take()
+            waited = time.perf_counter() - began
+            batches = split(frame)
+            if self._microbatch:  # where steps are of so many samples, only now it shows how this one divides
+                self._checkpoint().check(self.mesh, len(batches))
         except Exception:
             running.stop_prefetch()  # the next call starts afresh, at the same step
             raise
-        waited = time.perf_counter() - began
-        batches = split(frame)
-        if self._microbatch:  # where steps are of so many samples, only now it shows how this one divides
-            self._checkpoint().check(self.mesh, len(batches))
         self._batches = batches
         self._ended = not self._batches
         if self._ended:

@@ -6,6 +6,7 @@ Collects what every rank of every mesh received and what the plan log says, and 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ from dataloader_svc.observe.audit import (
     check_caps,
     check_mixture,
     check_once,
+    check_size,
     compare,
 )
 from dataloader_svc.planner.history import read_records
@@ -55,6 +57,7 @@ CONTRACTS = {
     "once": "every position is delivered once, quarantined, filtered, or waiting",
     "mixture": "every source is within one sample of its target after every step",
     "caps": "no sequence is above sequence_length; all ranks have as many microbatches",
+    "size": "a step that is given in samples has exactly so many",
 }
 
 
@@ -168,6 +171,8 @@ def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Findin
         findings.append(Finding("pieces", run.mesh, None, "", text))
     for step, same in zip(run.steps, reference.steps, strict=False):
         findings += check_caps(step, run.mesh, config.sequence_length)
+        if config.global_batch.samples is not None:
+            findings += check_size(step, run.mesh, config.global_batch.samples)
         if run is not reference:
             findings += compare(same, step, run.mesh)
         if findings:
@@ -175,12 +180,20 @@ def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Findin
     if run.steps:
         state = run.steps[-1].state
         waiting = [tuple(run[:5]) for run in state["waiting"]]  # (source, epoch, position, start, length)
-        findings += check_once(run.steps, run.skipped, waiting, state, _rows(loaded), run.mesh)
+        rows = _rows(loaded)
+        findings += check_once(run.steps, run.skipped, waiting, state, rows, run.mesh)
         schedule = [entry.model_dump() for entry in config.mixture.schedule]
-        if not state.get("ended"):
-            largest = max(1.0, float(state["largest"]))
-            findings += check_mixture(run.steps, schedule, config.mixture.unit, largest, run.mesh)[0]
+        steps = run.steps
+        if config.mixture.exhausted != "repeat":  # shares are promised until a source has nothing left
+            steps = list(itertools.takewhile(partial(_all_go_on, rows=rows), steps))
+        largest = max(1.0, float(steps[-1].state["largest"])) if steps else 1.0
+        findings += check_mixture(steps, schedule, config.mixture.unit, largest, run.mesh)[0]
     return findings
+
+
+def _all_go_on(step: StepDelivery, *, rows: Mapping[str, int]) -> bool:
+    """Whether every source has something left after the step."""
+    return all(reached["position"] < rows[name] for name, reached in step.state["sources"].items())
 
 
 def _rows(loaded: LoadedConfig) -> Mapping[str, int]:

@@ -204,6 +204,14 @@ def check_caps(step: StepDelivery, mesh: str, sequence_length: int) -> list[Find
     return findings
 
 
+def check_size(step: StepDelivery, mesh: str, samples: int) -> list[Finding]:
+    """Of steps of so many `samples`: pieces of exactly so many, or of fewer where the data ended."""
+    found = {span[:3] for batch in step.batches for span, _, _ in batch.spans()}
+    if len(found) == samples or (step.state.get("ended") and 0 < len(found) < samples):
+        return []
+    return [Finding("size", mesh, step.step, "", f"{len(found)} samples; global_batch is {samples}")]
+
+
 Position = tuple[str, int, int]
 
 

@@ -31,7 +31,10 @@ def config_of(script: Script, **changes: Any) -> Config:
         "job": "scripted",
         "tokenizer": "none.json",
         "sequence_length": script.sequence_length,
-        "global_batch": {"sequences": script.num_sequences, "per_microbatch": script.per_microbatch},
+        "global_batch": {
+            "samples" if script.uneven else "sequences": script.num_sequences,
+            "per_microbatch": script.per_microbatch,
+        },
         "sources": {name: {"format": "jsonl", "path": "none", "text": "text"} for name in SOURCES},
         "mixture": {"schedule": [{"step": 0, **dict.fromkeys(SOURCES, 1.0)}]},
         "images": {

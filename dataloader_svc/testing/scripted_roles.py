@@ -54,6 +54,8 @@ class Script:
     """A job that needs no files: `num_steps` steps of `num_sequences` sequences, the last one half empty.
 
     Documents of "captions" carry media. `bad_every`: each such position of "captions" can't be decoded.
+    `uneven`: as where steps are so many samples, each has another number of sequences, up to `num_sequences`,
+    and placement fills them up with empty ones.
     """
 
     num_steps: int = 6
@@ -65,6 +67,7 @@ class Script:
     media: bool = True
     bad_every: int = 5
     layout: str = "packed"
+    uneven: bool = False
     seed: int = 0
 
     def document(self, source: str, epoch: int, position: int) -> Document:
@@ -96,7 +99,9 @@ class Script:
         for step in range(self.num_steps):
             record = plan_pb2.PlanRecord(version=1, step=step, sources=SOURCES, sequence_offsets=[0])
             full = self.num_sequences if step + 1 < self.num_steps else -(-self.num_sequences // 2)
-            for number in range(self.num_sequences):
+            if self.uneven:
+                full = 1 + 5 * step % self.num_sequences
+            for number in range(full if self.uneven else self.num_sequences):
                 room = self.sequence_length if number < full else 0
                 while room:
                     if pending is None:
@@ -141,7 +146,8 @@ class Script:
         self, record: plan_pb2.PlanRecord, dp: int, session: int, loaders: list[str]
     ) -> plan_pb2.PlacedPlan:
         """Sequence i on dp rank i % dp; pieces' preferred loaders taken in turn."""
-        sequences = range(len(record.sequence_offsets) - 1)
+        count, equal = len(record.sequence_offsets) - 1, dp * self.per_microbatch
+        sequences = range(-(-count // equal) * equal if self.uneven else count)
         return plan_pb2.PlacedPlan(
             record=record,
             session=session,
@@ -180,7 +186,7 @@ class ScriptedPlanner:
             raise self.join_error
         script = self.script
         mesh = request.mesh if request.HasField("mesh") else self.default_mesh
-        if script.num_sequences % mesh.dp:
+        if script.num_sequences % mesh.dp and not script.uneven:
             raise MeshError(f"dp {mesh.dp} does not divide {script.num_sequences} sequences")
         key = (str(mesh), request.state_json)
         if not self.sessions or self.sessions[-1] != key:
@@ -193,7 +199,9 @@ class ScriptedPlanner:
             mesh=mesh,
             job="scripted",
             sources=SOURCES,
-            num_microbatches=-(-script.num_sequences // (mesh.dp * script.per_microbatch)),
+            num_microbatches=0
+            if script.uneven
+            else -(-script.num_sequences // (mesh.dp * script.per_microbatch)),
             sequence_length=script.sequence_length,
             layout=script.layout,
             patch=script.patch,

@@ -30,6 +30,28 @@ def test_four_meshes_hold_and_agree(data: Path, tmp_path: Path) -> None:
     assert all(row["packing_efficiency"] > 0.97 for row in report["meshes"])
 
 
+def test_steps_of_samples_hold_on_every_mesh(data: Path, tmp_path: Path) -> None:
+    """21 samples a step: as many microbatches on every rank, whatever dp, and long pages whole in a step."""
+    batch = {"samples": 21, "per_microbatch": 2}
+    config = write_config(tmp_path / "job.yaml", job_values(data, global_batch=batch))
+    meshes = ["dp=1", "dp=2", "dp=2,cp=2", "dp=3"]
+    options = [word for mesh in meshes for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 7, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["contracts"]["size"]
+    assert all(report["contracts"].values())
+    assert len({tuple(row["digests"]) for row in report["meshes"]}) == 1
+    assert len({row["tokens"] for row in report["meshes"]}) == 1
+    values = job_values(data, global_batch=batch, last_batch="drop")
+    values["mixture"] |= {"exhausted": "drop", "unit": "samples"}
+    config = write_config(config, values)
+    done = run_cli("audit", config, "--steps", 99, *options[2:6], "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (first, second) = json.loads(done.stdout)["meshes"]
+    assert first["steps"] == second["steps"] == (120 + 60 + 48) // 21
+
+
 def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
     values = job_values(data)
     values["mixture"]["exhausted"] = "drop"

@@ -138,6 +138,45 @@ def test_resuming_anywhere_gives_exactly_the_rest(service, taken):
         assert [spans(batch) for batch in resumed] == batches[taken:]
 
 
+def test_steps_of_samples_have_as_many_microbatches_on_every_rank_and_are_resumed_anywhere():
+    """5 dp ranks, two sequences in a microbatch, steps of 1 to 11: one microbatch or two, on all alike."""
+    script = Script(num_steps=5, num_sequences=12, per_microbatch=2, uneven=True)
+    with JobThread(script) as service:
+        ranks = [list(loader) for loader in rank_loaders(service, Mesh(dp=5))]
+        shape = [(b.step, b.microbatch, b.num_microbatches) for b in ranks[0]]
+        assert {count for _, _, count in shape} == {1, 2}
+        assert all([(b.step, b.microbatch, b.num_microbatches) for b in rank] == shape for rank in ranks)
+        for step, pieces in enumerate(planned(script)):
+            got = [piece for rank in ranks for b in rank if b.step == step for piece in spans(b)]
+            assert len(got) == len(set(got))
+            assert set(got) == pieces
+        for batch in (b for rank in ranks for b in rank):
+            assert batch.num_tokens or batch.numpy["loss_weight"].tolist() == [0.0, 0.0]
+        for taken in range(len(shape) + 1):
+            with DataServiceLoader(service.address, mesh=Mesh(dp=5), rank=1) as loader:
+                for _ in range(taken):
+                    next(loader)
+                state = loader.state_dict()
+            with DataServiceLoader(service.address, mesh=Mesh(dp=5), rank=1, state=state) as resumed:
+                assert resumed.state_dict() == state
+                assert [spans(b) for b in resumed] == [spans(b) for b in ranks[1]][taken:]
+
+
+def test_a_place_inside_a_step_that_divides_otherwise_is_refused_when_the_step_comes():
+    script = Script(num_steps=3, num_sequences=12, per_microbatch=1, uneven=True)
+    with JobThread(script) as service:
+        with DataServiceLoader(service.address, mesh=Mesh(dp=2), rank=0) as loader:
+            batch = next(loader)
+            while batch.num_microbatches == 1 or batch.is_last_microbatch:
+                batch = next(loader)
+            state = loader.state_dict()
+        state["num_microbatches"] += 1  # of a run with other sequences a microbatch
+        with DataServiceLoader(service.address, mesh=Mesh(dp=2), rank=0, state=state) as loader:
+            for _ in range(2):
+                with pytest.raises(StateMismatchError, match=r"has \d+ microbatches a step"):
+                    next(loader)
+
+
 def test_load_state_dict_goes_back_and_forth(service):
     with DataServiceLoader(service.address) as loader:
         states, seen = [loader.state_dict()], []

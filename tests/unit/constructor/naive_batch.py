@@ -27,14 +27,15 @@ def naive_microbatch(script: Script, placed: plan_pb2.PlacedPlan, dp: int, micro
     record = placed.record
     sequences = [
         number
-        for number in range(len(record.sequence_offsets) - 1)
+        for number in range(len(placed.dp_rank))
         if placed.dp_rank[number] == dp and placed.microbatch[number] == microbatch
     ]
     out = []
     for number in sequences:
         tokens: list[Token] = []
         documents = 0
-        for piece in range(record.sequence_offsets[number], record.sequence_offsets[number + 1]):
+        bounds = record.sequence_offsets[number : number + 2]  # one or none: an empty one behind the last
+        for piece in range(*bounds) if len(bounds) == 2 else ():
             documents += 1
             tokens += _piece(script, record, piece, documents)
         length = len(tokens)

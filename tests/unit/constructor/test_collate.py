@@ -60,11 +60,21 @@ def shaped(script: Script, tokens: list, cp: int) -> tuple[int, ...]:
     media=st.booleans(),
     number=st.integers(0, 2),
     cut=st.sampled_from([*CUTS.values(), round_robin]),
+    uneven=st.booleans(),
 )
-def test_all_slices_together_are_the_planned_step(seed, dp, cp, per_microbatch, layout, media, number, cut):
+def test_all_slices_together_are_the_planned_step(
+    seed, dp, cp, per_microbatch, layout, media, number, cut, uneven
+):
     script = Script(
-        num_steps=3, sequence_length=96, per_microbatch=per_microbatch, layout=layout, media=media, seed=seed
+        num_steps=3,
+        sequence_length=96,
+        per_microbatch=per_microbatch,
+        layout=layout,
+        media=media,
+        uneven=uneven,
+        seed=seed,
     )
+    dp = 3 if uneven and dp == 4 else dp
     placed = placed_step(script, number, dp)
     plan, samples = built(script, placed)
     form = form_of(script, cp)
@@ -72,7 +82,8 @@ def test_all_slices_together_are_the_planned_step(seed, dp, cp, per_microbatch, 
     kept = 0
     for dp_rank in range(dp):
         microbatches = collate(plan, samples, dp_rank, form)
-        assert len(microbatches) == 8 // dp // per_microbatch
+        sequences = len(script.records()[number].sequence_offsets) - 1
+        assert len(microbatches) == -(-sequences // (dp * per_microbatch))
         for index, microbatch in enumerate(microbatches):
             expected = naive_microbatch(script, placed, dp_rank, index, 1 if cp == 1 else 2 * cp)
             parts = slices(microbatch, form, cut)

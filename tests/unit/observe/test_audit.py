@@ -15,6 +15,7 @@ from dataloader_svc.observe.audit import (
     check_caps,
     check_mixture,
     check_once,
+    check_size,
     compare,
     reassemble,
     weights_at,
@@ -148,6 +149,17 @@ def test_caps() -> None:
     uneven = delivery(TWO)
     doubled = StepDelivery(0, "d", [*uneven.batches, uneven.batches[0]], uneven.state)
     assert "unequal microbatch counts" in str(check_caps(doubled, "m", 16)[0])
+
+
+def test_the_size_of_a_step_in_samples() -> None:
+    step = delivery(TWO, cp=2)
+    assert check_size(step, "m", 3) == []
+    assert str(check_size(step, "m", 2)[0]) == "size: mesh m step 0: 3 samples; global_batch is 2"
+    assert "3 samples; global_batch is 4" in str(check_size(step, "m", 4)[0])
+    ended = StepDelivery(0, "d", step.batches, {**step.state, "ended": True})
+    assert check_size(ended, "m", 4) == []
+    assert len(check_size(ended, "m", 2)) == 1
+    assert len(check_size(StepDelivery(0, "d", [], ended.state), "m", 4)) == 1
 
 
 SCHEDULE = [
