@@ -509,8 +509,17 @@ _SECRETS = {"s3": {"key", "secret", "token", "username", "password"}, "hf": {"to
 
 
 class StorageSettings(Model):
-    """Files that lie elsewhere (s3, gs, hf, https). Local paths need none of this."""
+    """Files that lie elsewhere (s3, gs, hf, https), and copies of compressed ones."""
 
+    scratch: str = Field(
+        default=".dataloader-svc/scratch",
+        description="Folder for plain copies of compressed files (gzip, zstd); jobs may share it.",
+    )
+    scratch_bytes: Bytes = Field(
+        default=50 * 2**30,
+        description="Most bytes kept there, over all processes. A source that expands to more is read "
+        "slowly: files are expanded again and again.",
+    )
     cache: str = Field(
         default=".dataloader-svc/cache", description="Folder for blocks of remote files; jobs may share it."
     )

@@ -38,6 +38,9 @@ FORMATS: Mapping[str, str] = {
 }
 """Suffix -> format that reads it."""
 
+_COMPRESSED = (".gz", ".zst")
+_MAY_BE_COMPRESSED = ("jsonl", "webdataset")
+
 _KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -79,13 +82,16 @@ def data_files(names: Sequence[str], read: Read, config: str | None, split: str)
 
 def is_data(name: str) -> bool:
     """Whether it is called like a file that a format here reads."""
-    path = PurePosixPath(name)
-    return path.name not in _NOT_DATA and path.suffix.lower() in FORMATS
+    return PurePosixPath(name).name not in _NOT_DATA and format_name(name) is not None
 
 
 def format_name(name: str) -> str | None:
-    """The format that reads a file, by its suffix."""
-    return FORMATS.get(PurePosixPath(name).suffix.lower())
+    """The format that reads a file, by its suffix, or by that in front of .gz or .zst."""
+    path = PurePosixPath(name.lower())
+    if path.suffix not in _COMPRESSED:
+        return FORMATS.get(path.suffix)
+    found = FORMATS.get(path.with_suffix("").suffix)
+    return found if found in _MAY_BE_COMPRESSED else None
 
 
 def _saved(names: Sequence[str], read: Read, folder: str) -> list[str]:

@@ -3,7 +3,8 @@
 The index looks for line ends only, in MiB pieces, and parses nothing. Blank lines (space, tab, CR) are no
 rows. A byte order mark and CR are taken off. Whatever else is wrong with a line makes one bad row, named by
 its line number: two objects, NUL padding, a cut end, bytes that are not UTF-8, a row that is no object.
-NaN and Infinity are taken as Python's json takes them. Compressed and UTF-16 files are refused whole.
+NaN and Infinity are taken as Python's json takes them. gzip and zstd files are read as what they hold,
+whatever their name. UTF-16 files are refused whole.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @SOURCES.register("jsonl")
 class JsonLines(SourceFormat):
-    """JSON lines, one object a line, UTF-8.
+    """JSON lines, one object a line, UTF-8; gzip and zstd too.
 
-    `offset`, `length`: byte range. `extra`: line number of its first line, from 1.
+    `offset`, `length`: byte range, of the expanded file. `extra`: line number of its first line, from 1.
     """
 
-    suffixes = (".jsonl", ".ndjson")
+    suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst")
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
@@ -45,7 +46,8 @@ class JsonLines(SourceFormat):
 
     def index_shard(self, path: str) -> ShardIndex:
         """Scan for line ends: one pass over the file at about the speed of the disk."""
-        with self.context.storage.open(path) as file:
+        opened = self.context.storage.open_expanded(path)
+        with opened.file as file:
             try:
                 start = _check_encoding(path, file.read(4))
                 file.seek(start)
@@ -55,11 +57,14 @@ class JsonLines(SourceFormat):
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
         extents = cutter.finish()
-        return ShardIndex(tuple(extents), () if extents else (f"{path}: has no rows",))
+        warnings = [f"{path}: its compressed data is cut short; what follows is lost"] if opened.cut else []
+        if not extents:
+            warnings.append(f"{path}: has no rows")
+        return ShardIndex(tuple(extents), tuple(warnings))
 
     def read(self, path: str, extent: Extent) -> Rows:
         """Parse the lines of a byte range."""
-        data = self.context.storage.read_range(path, extent.offset, extent.length)
+        data = self.context.storage.read_expanded(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._fields}
         raw: dict[str, list[Any]] = {name: [] for name in self._fields.raw}
         bad: dict[int, BadSample] = {}
@@ -114,13 +119,14 @@ def _check_encoding(path: str, head: bytes) -> int:
         raise SourceError(f"{path}: is UTF-32; JSON lines must be UTF-8 (iconv -f UTF-32 -t UTF-8)")
     if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"):
         raise SourceError(f"{path}: is UTF-16; JSON lines must be UTF-8 (iconv -f UTF-16 -t UTF-8)")
-    for magic, name, tool in (
-        (b"\x1f\x8b", "gzip", "gunzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    for magic, name, remedy in (
+        (b"\x1f\x8b", "gzip twice", "gunzip it once"),
+        (b"BZh", "bzip2", "bunzip2"),
+        (b"\xfd7zX", "xz", "unxz"),
         (b"PAR1", "parquet", "format: parquet"),
     ):
         if head.startswith(magic):
-            raise SourceError(f"{path}: is {name}, not JSON lines ({tool})")
+            raise SourceError(f"{path}: is {name}, not JSON lines ({remedy})")
     return 0
 
 

@@ -7,7 +7,8 @@ index needs no table of members and a read is one request. Rules for what archiv
   an error that names it: half samples would look like whole ones;
 - a part that comes twice makes that one sample bad;
 - folders, links, hidden files (macOS's ._x) and names without an extension are passed over;
-- a cut shard gives its whole samples and a warning; a compressed one is refused, whatever its name.
+- a cut shard gives its whole samples and a warning;
+- a gzip or zstd shard is read as what it holds, whatever its name.
 
 Extensions are compared in lower case. What is no text and no medium (`messages`, `interleaved`, ...) is read
 from a JSON member, or from what lies in it: "json.conversations". Token ids may be a `.npy` or raw bytes.
@@ -53,12 +54,12 @@ class _Sample:
 
 @SOURCES.register("webdataset")
 class WebDataset(SourceFormat):
-    """WebDataset tar, members of one name after each other a sample.
+    """WebDataset tar, members of one name after each other a sample; gzip and zstd too.
 
-    `offset`, `length`: byte range. `num_bytes` counts the mapped members only.
+    `offset`, `length`: byte range, of the expanded file. `num_bytes` counts the mapped members only.
     """
 
-    suffixes = (".tar",)
+    suffixes = (".tar", ".tar.gz", ".tar.zst")
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
@@ -67,11 +68,11 @@ class WebDataset(SourceFormat):
 
     def index_shard(self, path: str) -> ShardIndex:
         """Walk the headers; data is not read."""
-        size = self.context.storage.stat(path).size
-        if size == 0:
-            return ShardIndex((), (f"{path}: is an empty file",))
-        warnings: list[str] = []
-        with self.context.storage.open(path) as file:
+        opened = self.context.storage.open_expanded(path)
+        size, warnings = opened.size, list[str]()
+        with opened.file as file:
+            if size == 0:
+                return ShardIndex((), (f"{path}: is an empty file",))
 
             def read(offset: int, length: int) -> bytes:
                 file.seek(offset)
@@ -95,7 +96,7 @@ class WebDataset(SourceFormat):
 
     def read(self, path: str, extent: Extent) -> Rows:
         """All samples of a byte range: one read, then views of it."""
-        data = self.context.storage.read_range(path, extent.offset, extent.length)
+        data = self.context.storage.read_expanded(path, extent.offset, extent.length)
         columns: dict[str, list[Any]] = {role: [] for role in self._names}
         raw: dict[str, list[Any]] = {name: [] for name in self.context.fields.raw}
         bad: dict[int, BadSample] = {}
@@ -245,15 +246,12 @@ def _key_and_extension(name: str) -> tuple[str, str] | None:
 
 def _check_is_tar(path: str, head: bytes) -> None:
     for magic, kind in (
-        (b"\x1f\x8b", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x1f\x8b", "gzip twice"),
         (b"BZh", "bzip2"),
         (b"\xfd7z", "xz"),
     ):
         if head.startswith(magic):
-            raise SourceError(
-                f"{path}: is compressed ({kind}); ranges of it can't be read: decompress the shard"
-            )
+            raise SourceError(f"{path}: is compressed ({kind}): decompress it, or use gzip or zstd")
     try:
         check_header(head)
     except Damaged as error:

@@ -20,6 +20,8 @@ from dataloader_svc.config.schema import Config, StorageSettings
 from dataloader_svc.errors import SourceError
 from dataloader_svc.registry import nearest
 from dataloader_svc.storage.cache import BlockCache
+from dataloader_svc.storage.compression import HEAD, compression_of
+from dataloader_svc.storage.expanded import Expanded, ExpandedFiles
 from dataloader_svc.storage.filestat import FileStat
 from dataloader_svc.storage.kept import KeptParts
 from dataloader_svc.storage.patterns import MAGIC, after_scheme, expand_braces, name_matches, scheme_of
@@ -44,13 +46,23 @@ class Match(NamedTuple):
 class Storage:
     """Where the files of a job are read. One per process; safe to call from several threads.
 
-    kept     what formats parse once and keep; one memory limit for all sources
-    remote   for paths with a scheme; default: with default settings, and nothing kept on the disk
+    kept      what formats parse once and keep; one memory limit for all sources
+    remote    for paths with a scheme; default: with default settings, and nothing kept on the disk
+    scratch   for copies of compressed files; default: a folder that goes when this object does
     """
 
-    def __init__(self, *, kept_bytes: int = KEPT_BYTES, remote: RemoteFiles | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        kept_bytes: int = KEPT_BYTES,
+        remote: RemoteFiles | None = None,
+        scratch: ExpandedFiles | None = None,
+    ) -> None:
         self.kept: KeptParts[FileStat] = KeptParts(kept_bytes)
-        self._remote = remote or RemoteFiles(StorageSettings())
+        settings = StorageSettings()
+        self._remote = remote or RemoteFiles(settings)
+        self._scratch = scratch or ExpandedFiles(None, settings.scratch_bytes)
+        self._remote_compression: dict[str, str | None] = {}  # by path: asked for once
 
     @classmethod
     def of(cls, config: Config, base_dir: Path) -> Storage:
@@ -59,7 +71,8 @@ class Storage:
         cache = None
         if settings.cache_bytes:
             cache = BlockCache(base_dir / Path(settings.cache).expanduser(), settings.cache_bytes)
-        return cls(remote=RemoteFiles(settings, cache))
+        scratch = ExpandedFiles(base_dir / Path(settings.scratch).expanduser(), settings.scratch_bytes)
+        return cls(remote=RemoteFiles(settings, cache), scratch=scratch)
 
     def expand(self, patterns: Sequence[str], base_dir: Path) -> list[str]:
         """Absolute paths of the files that `patterns` name; see `matches`."""
@@ -107,12 +120,7 @@ class Storage:
             data = self._read_local(path, offset, length)
         else:
             data = self._remote.read(path, offset, offset + length)
-        if len(data) != length:
-            raise SourceError(
-                f"{path}: wanted {length} bytes at {offset}, the file ended after {len(data)}; "
-                "has it changed since it was indexed?"
-            )
-        return data
+        return _exactly(path, data, offset, length)
 
     def read_all(self, path: str) -> bytes:
         """The whole file."""
@@ -122,6 +130,28 @@ class Storage:
             return Path(self.local_path(path)).read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
+
+    def open_expanded(self, path: str) -> Expanded:
+        """As `open`, with the size; of a file that begins as gzip or zstd do, what it holds.
+
+        That is read from a copy on the local disk; making it costs one reading of the whole file.
+        """
+        compression = self._compression_of(path)
+        stat = self.stat(path)
+        if compression is None:
+            return Expanded(self.open(path), stat.size)
+        return self._scratch.open(path, stat, compression, lambda: self.open(path))
+
+    def read_expanded(self, path: str, offset: int, length: int) -> bytes:
+        """As `read_range`, of what `open_expanded` opens."""
+        if self._compression_of(path) is None:
+            return self.read_range(path, offset, length)
+        with self.open_expanded(path).file as file:
+            try:
+                data = b"".join(_pread(file.fileno(), offset, length))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+        return _exactly(path, data, offset, length)
 
     def join(self, folder: str, path: str) -> str:
         """`path` as named by a row: below `folder`, unless it is absolute or has a scheme itself."""
@@ -141,6 +171,18 @@ class Storage:
     def local_path(self, path: str) -> str:
         """The path on this machine: `file://` is taken off, any other scheme is a SourceError."""
         return _local_path(path)
+
+    def _compression_of(self, path: str) -> str | None:
+        if path in self._remote_compression:
+            return self._remote_compression[path]
+        with self.open(path) as file:
+            try:
+                found = compression_of(file.read(HEAD))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+        if not self.is_local(path):
+            self._remote_compression[path] = found
+        return found
 
     def _read_local(self, path: str, offset: int, length: int) -> bytes:
         with self.open(path) as file:
@@ -245,6 +287,15 @@ def _nearest_in(where: Path) -> str:
     if not names:
         return "; the folder is empty"
     return nearest(where.name, sorted(names))
+
+
+def _exactly(path: str, data: bytes, offset: int, length: int) -> bytes:
+    if len(data) != length:
+        raise SourceError(
+            f"{path}: wanted {length} bytes at {offset}, the file ended after {len(data)}; "
+            "has it changed since it was indexed?"
+        )
+    return data
 
 
 def _pread(descriptor: int, offset: int, length: int) -> Iterator[bytes]:

@@ -40,6 +40,13 @@ def header(text):
         (["train.jsonl", "test.jsonl"], "test", ["test.jsonl"]),
         (["a_train_0.parquet", "a_eval_0.parquet"], "test", ["a_eval_0.parquet"]),
         (["name-train.arrow", "name-test.arrow", "cache.lock"], "train", ["name-train.arrow"]),
+        # as C4 has them
+        (
+            ["en/c4-train.1.json.gz", "en/c4-train.0.json.gz", "en/c4-train.csv.gz"],
+            "train",
+            ["en/c4-train.0.json.gz", "en/c4-train.1.json.gz"],
+        ),
+        (["train.tar.zst", "test.tar.gz"], "test", ["test.tar.gz"]),
         # a word only: neither of these says train
         (["trained.jsonl", "constraint.jsonl"], "train", ["constraint.jsonl", "trained.jsonl"]),
         # a folder says it before a name does

@@ -1,5 +1,9 @@
 """Extents against a line-by-line count that shares no code; and what a line may be."""
 
+import gzip
+import tracemalloc
+
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,8 +111,9 @@ def test_escapes_that_are_whole(tmp_path, text):
         ('{"text": "a"}'.encode("utf-16-be"), "UTF-16"),
         ('{"text": "a"}'.encode("utf-16"), "UTF-16"),
         ('{"text": "a"}'.encode("utf-32"), "UTF-32"),
-        (b"\x1f\x8b\x08", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh9", "bunzip2"),
+        (b"\xfd7zXZ", "unxz"),
+        (gzip.compress(gzip.compress(b"{}")), "gzip twice"),
         (b"PAR1", "format: parquet"),
     ],
 )
@@ -125,3 +130,56 @@ def test_a_file_that_changed_between(tmp_path):
     maker = JsonLines(FormatContext(FIELDS, extent_bytes=100))
     with pytest.raises(SourceError, match="1 rows when indexed, 2 now"):
         maker.read(str(path), Extent(0, 1, 0, 28, 28, 1))
+
+
+def compressed(data, how):
+    return gzip.compress(data) if how == "gzip" else pa.Codec("zstd").compress(data, asbytes=True)
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_compressed_files_give_the_rows_and_extents_of_plain_ones(tmp_path, how):
+    data = b"".join(b'{"text": "row %d"}\n' % number for number in range(1000))
+    plain, other = tmp_path / "plain.jsonl", tmp_path / "named.jsonl"
+    plain.write_bytes(data)
+    other.write_bytes(compressed(data[:7000], how) + compressed(data[7000:], how))  # in the middle of a row
+    expected, rows = read_all(plain, 1000)
+    index, read = read_all(other, 1000)
+    assert index == expected
+    assert read == rows
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_compressed_file_that_is_cut_gives_its_whole_rows(tmp_path, how):
+    lines = [b'{"text": "%064x"}\n' % pow(3, number, 2**256) for number in range(60_000)]
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(compressed(b"".join(lines), how)[:-300_000])
+    index, read = read_all(path)
+    assert index.warnings == (f"{path}: its compressed data is cut short; what follows is lost",)
+    texts = [text for rows in read for text in rows.columns["text"]]
+    assert 10_000 < len(texts) < 60_000
+    assert texts[:-1] == [f"{pow(3, number, 2**256):064x}" for number in range(len(texts) - 1)]
+    last = read[-1].num_rows - 1
+    assert list(read[-1].bad) == [last]
+    assert all(rows.bad == {} for rows in read[:-1])
+
+
+def test_a_line_longer_than_memory_should_hold_is_indexed_in_pieces(tmp_path):
+    """30 MB in one line: the index holds a MiB of it at once."""
+    path = tmp_path / "x.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"text": "before"}\n{"text": "')
+        for _ in range(30):
+            file.write(b"x" * 10**6)
+        file.write(b'"}\n{"text": "after"}\n')
+    maker = JsonLines(FormatContext(FIELDS, extent_bytes=1000))
+    tracemalloc.start()
+    try:
+        index = maker.index_shard(str(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * 2**20
+    assert [extent.num_rows for extent in index.extents] == [2, 1]
+    assert index.extents[0].num_bytes > 30 * 10**6, "what it costs to read is said beforehand"
+    texts = [text for extent in index.extents for text in maker.read(str(path), extent).columns["text"]]
+    assert [len(text) for text in texts] == [6, 30 * 10**6, 5]
