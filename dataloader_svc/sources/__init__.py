@@ -4,7 +4,7 @@ Importing the package registers the built-in formats. `SourceReader` is what a l
 records of `base` are what somebody needs who adds a format.
 """
 
-from dataloader_svc.sources import arrow, huggingface, jsonl, manifest, mds, parquet, webdataset
+from dataloader_svc.sources import arrow, energon, huggingface, jsonl, manifest, mds, parquet, webdataset
 from dataloader_svc.sources.base import SOURCES, Extent, Fields, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.index import SourceIndex, build_index
 from dataloader_svc.sources.order import Order
@@ -24,6 +24,7 @@ __all__ = [
     "SourceReader",
     "arrow",
     "build_index",
+    "energon",
     "huggingface",
     "jsonl",
     "manifest",

@@ -11,7 +11,8 @@ index needs no table of members and a read is one request. Rules for what archiv
 - a gzip or zstd shard is read as what it holds, whatever its name.
 
 Extensions are compared in lower case. What is no text and no medium (`messages`, `interleaved`, ...) is read
-from a JSON member, or from what lies in it: "json.conversations". Token ids may be a `.npy` or raw bytes.
+from a JSON member, or from what lies in it: "json.conversations"; a text may lie in one too. Token ids may be
+a `.npy` or raw bytes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class WebDataset(SourceFormat):
     `offset`, `length`: byte range, of the expanded file. `num_bytes` counts the mapped members only.
     """
 
+    index_version = 2
     suffixes = (".tar", ".tar.gz", ".tar.zst")
 
     def __init__(self, context: FormatContext) -> None:
@@ -123,6 +125,10 @@ class WebDataset(SourceFormat):
             )
         return Rows(row, dict(columns), bad, dict(raw))
 
+    def leaves_out(self, key: str) -> bool:  # noqa: ARG002
+        """Whether the sample of this key is passed over: for formats made of this one."""
+        return False
+
     def _walk(
         self, path: str, found: Iterator[Member], warnings: list[str]
     ) -> tuple[list[Extent], list[str]]:
@@ -161,6 +167,8 @@ class WebDataset(SourceFormat):
         return mapped
 
     def _values(self, sample: _Sample, data: bytes) -> dict[str, Any]:
+        if self.leaves_out(sample.key):
+            raise BadSample(Reason.FILTERED)
         if sample.twice is not None:
             raise BadSample(Reason.BAD_RECORD, f"member {sample.twice!r} is there twice")
         mapped = self._mapped(sample.parts)
@@ -175,7 +183,7 @@ class WebDataset(SourceFormat):
             root, name = mapped[role]
             member = sample.parts[root]
             content = data[member.data : member.data + member.size]
-            if role == "text":
+            if role == "text" and root == name.lower():
                 values[role] = _utf8(content, member.name)
             elif not content:
                 raise BadSample(Reason.MISSING_FIELD, f"member {member.name!r} is empty")
@@ -195,9 +203,11 @@ class WebDataset(SourceFormat):
 def _lookup(role: str, name: str, found: Collection[str]) -> str | None:
     """Of the extensions found, that of the member which the field `name` means, or lies in."""
     name = name.lower()
-    if role == "text" or role in MEDIA_KINDS:
+    if name in found or role in MEDIA_KINDS:
         return name if name in found else None
-    return raw_root(name, found)
+    root = raw_root(name, found)
+    inside = role != "text" or (root is not None and root.split(".")[-1] == "json")
+    return root if inside else None
 
 
 def _whole_samples(path: str, found: Iterator[Member], warnings: list[str]) -> Iterator[_Sample]:

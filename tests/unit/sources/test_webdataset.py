@@ -1,3 +1,4 @@
+import gzip
 import io
 import tarfile
 from pathlib import Path
@@ -150,3 +151,90 @@ def test_a_key_that_comes_back_is_refused(tmp_path):
         SourceError, match=r"x\.tar: parts of sample 'a' are not next to each other.*--sort=name"
     ):
         read_all(path)
+
+
+def test_a_text_may_lie_in_a_json_member(tmp_path):
+    path = shard(
+        tmp_path,
+        ("a.json", b'{"caption": "a cat", "more": {"long": "a black cat"}}'),
+        ("b.json", b'{"caption": null}'),
+        ("c.json", b'{"caption": 7}'),
+        ("d.json", b"{"),
+    )
+    index, (rows,), texts = read_all(path, Fields({"text": ("json.caption",)}))
+    assert index.missing == {}
+    assert texts[0] == "a cat"
+    reasons = [rows.bad[row].reason for row in (1, 2, 3)]
+    assert reasons == [Reason.MISSING_FIELD, Reason.WRONG_TYPE, Reason.BAD_RECORD]
+    assert read_all(path, Fields({"text": ("txt", "json.more.long")}))[2][0] == "a black cat"
+    missing = read_all(shard(tmp_path, ("a.txt", b"t")), Fields({"text": ("txt.en",)}))[0].missing
+    assert missing["text"].startswith("'txt.en'; found: txt")
+
+
+def test_names_with_dots_slashes_and_odd_characters_stay_apart(tmp_path):
+    """One base name in several folders; a folder that is hidden or has a dot; a very long name."""
+    names = ["a/0001", "b/0001", "b.c/0001", "./d/0001", "/e/0001", "f//0001", "a b/ü猫", "x" * 300]
+    path = shard(tmp_path, *((f"{name}.{kind}", name.encode()) for name in names for kind in ("txt", "jpg")))
+    _, (rows,), texts = read_all(path)
+    assert texts == names
+    assert rows.bad == {}
+    assert rows.columns["image"] == [[name.encode()] for name in names]
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_the_three_kinds_of_headers_give_the_same(tmp_path, kind):
+    path = tmp_path / "x.tar"
+    keys = [f"{'folder/' * 12}{number:04d}" for number in range(3)]  # 84 to 100 bytes: ustar needs its prefix
+    with tarfile.open(path, "w", format=kind) as tar:
+        for key in keys:
+            for name, data in (
+                (f"{key}.txt", key.encode()),
+                (f"{key}.long-extension-of-a-picture.jpg", b"j"),
+            ):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    fields = Fields({"text": ("txt",), "image": ("long-extension-of-a-picture.jpg",)})
+    _, (rows,), texts = read_all(str(path), fields)
+    assert texts == keys
+    assert rows.bad == {}
+
+
+def test_links_and_folders_are_no_members(tmp_path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in (("a.d", tarfile.DIRTYPE), ("b.txt", tarfile.SYMTYPE), ("c.txt", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "../../etc/passwd"
+            tar.addfile(info)
+        info = tarfile.TarInfo("d.txt")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"d"))
+    assert read_all(str(path), Fields({"text": ("txt",)}))[2] == ["d"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_compressed_shards(tmp_path, suffix):
+    path = tmp_path / "x.tar"  # by content, whatever it is called
+    with tarfile.open(path, f"w:{suffix[1:]}") as tar:
+        info = tarfile.TarInfo("a.txt")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"one"))
+    fields = Fields({"text": ("txt",)})
+    if suffix == ".gz":
+        assert read_all(str(path), fields)[2] == ["one"]
+        return
+    with pytest.raises(SourceError, match=r"x\.tar: is compressed \((xz|bzip2)\): decompress it"):
+        read_all(str(path), fields)
+
+
+def test_a_compressed_shard_that_is_cut_gives_its_whole_samples(tmp_path):
+    entries = [(f"{number}.{kind}", bytes([number])) for number in range(200) for kind in ("txt", "jpg")]
+    whole = Path(shard(tmp_path, *entries)).read_bytes()
+    path = tmp_path / "cut.tar.gz"
+    path.write_bytes(gzip.compress(whole)[:-400])
+    index, read, texts = read_all(str(path), Fields({"text": ("txt",), "image": ("jpg",)}))
+    assert 0 < index.num_rows < 200
+    assert all(rows.bad == {} or min(rows.bad) > 127 for rows in read), "from 128 on they are no UTF-8"
+    assert texts[:100] == [chr(number) for number in range(100)]
+    assert len(index.warnings) == 1
