@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import dataloader_svc
 from dataloader_client import methods
@@ -22,6 +23,7 @@ from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.session import Session, Surroundings, superseded
 from dataloader_svc.errors import MeshError, PeerError, VersionError
+from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.store.base import Store
 
 CALL_TIMEOUT_S = 30.0
@@ -33,13 +35,17 @@ class ConstructorService:
 
     index   number of this constructor among `constructor.count`: it serves the dp ranks whose number leaves
             this remainder, and tells the others' ranks at join where to go
+    log_file   where its log is, for errors
     """
 
-    def __init__(self, config: Config, store: Store, clock: Clock, *, index: int = 0) -> None:
+    def __init__(
+        self, config: Config, store: Store, clock: Clock, *, index: int = 0, log_file: Path | None = None
+    ) -> None:
         self.name = f"constructor-{index}"
         self._config, self._index = config, index
         self._peers = Peers(store, clock)
-        self._surroundings = Surroundings(self.name, index, config, store, clock, self._peers)
+        role = RoleName(self.name, log_file)
+        self._surroundings = Surroundings(role, index, config, store, clock, self._peers)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
@@ -116,17 +122,21 @@ class ConstructorService:
         return status
 
     async def _enter(self, number: int) -> Session:
-        """The session of that number, opened if the planner says that it is the one served now."""
+        """The session of that number, opened if the planner says that it is the one served now.
+
+        One that a mistake of ours has ended is opened afresh: who reads again may be luckier.
+        """
         async with self._opening:
-            if self._session is not None and self._session.number == number:
-                return self._session
+            former = self._session
+            if former is not None and former.number == number and former.failure is None:
+                return former
             planner = await self._peers.planner()
             found = await planner.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=CALL_TIMEOUT_S)
             if found.session != number:
                 raise superseded(number, found.session)
-            before, self._session = self._session, Session(self._surroundings, number, found.mesh)
-            if before is not None:
-                await before.end(superseded(before.number, number))
+            self._session = Session(self._surroundings, number, found.mesh)
+            if former is not None:
+                await former.end(former.failure or superseded(former.number, number))
             return self._session
 
     def _check_place(self, session: Session, rank: Rank) -> None:

@@ -31,6 +31,7 @@ from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.step import Bad, StepPlan, from_placed
 from dataloader_svc.errors import ConfigError, DataloaderError, NotLeader, PeerError, SessionSuperseded
+from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
@@ -45,7 +46,7 @@ _TRACED_STEPS = 32
 class Surroundings:
     """What sessions of a constructor share: who it is and whom it talks to."""
 
-    name: str
+    role: RoleName
     index: int
     config: Config
     store: Store
@@ -89,17 +90,27 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures = 0  # of the stream of plans, one after the other
         self._over: DataloaderError | None = None
+        self.failure: DataloaderError | None = None  # a mistake of ours that has ended it
 
     async def end(self, reason: DataloaderError) -> None:
         """Stop all work; `reason` is what readers of this session get from now on."""
+        self._stop(reason)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._plans.clear()
+        self._built.clear()
+
+    def _stop(self, reason: DataloaderError) -> None:
         self._over = reason
         for task in self._tasks:
             task.cancel()
         for step in list(self._waiters):
             self._fail(step, reason)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._plans.clear()
-        self._built.clear()
+
+    def _mistaken(self, doing: str, error: BaseException) -> None:
+        """A mistake of ours must reach all readers, who would wait; nothing here can be trusted any more."""
+        log.error("%s: session %d failed %s", self._is.role.name, self.number, doing, exc_info=error)
+        self.failure = DataloaderError(self._is.role.mistake(doing, error))
+        self._stop(self.failure)
 
     async def wait_for(self, step: int) -> BuiltStep | None:
         """The step when it is built; None when the data ends before it. Raises what building it raised.
@@ -131,14 +142,21 @@ class Session:
         """Tell the core, and do what it decides."""
         if self._over is not None:
             return
-        for action in self.window.apply(event):
+        try:
+            self._carry_out(self.window.apply(event))
+        except Exception as error:
+            self._mistaken(f"after {event}", error)
+            raise
+
+    def _carry_out(self, actions: list[core.Action]) -> None:
+        for action in actions:
             match action:
                 case core.OpenPlans(from_step, up_to):
                     self._open_plans(from_step, up_to)
                 case core.ExtendPlans(up_to):
                     self._demand.put_nowait(up_to)
                 case core.StartBuild(step):
-                    self._start(self._build(self._plans[step]))
+                    self._start(self._build(self._plans[step]), f"to build step {step}")
                 case core.Drop(step, forget):
                     self._built.pop(step, None)
                     if forget:
@@ -146,21 +164,18 @@ class Session:
                 case core.Refuse(step, needed):
                     self._fail(step, self._too_large(step, needed))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None], doing: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=doing)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """Nobody awaits these tasks: a mistake of ours in one must reach the readers, who would wait."""
+        """Nobody awaits these tasks."""
         self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None:
-            return
-        log.error("%s: session %d failed", self._is.name, self.number, exc_info=task.exception())
-        self._over = DataloaderError(f"{self._is.name}: {task.exception()!r}: see its log")
-        for step in list(self._waiters):
-            self._fail(step, self._over)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._over is None:
+            self._mistaken(task.get_name(), error)
 
     def _too_large(self, step: int, needed: int) -> ConfigError:
         memory = self._is.config.constructor.memory
@@ -176,7 +191,7 @@ class Session:
             self._following.cancel()
         self._demand = asyncio.Queue()
         self._demand.put_nowait(up_to)
-        self._following = self._start(self._follow(from_step, self._demand))
+        self._following = self._start(self._follow(from_step, self._demand), "to follow the plans")
 
     async def _follow(self, from_step: int, demand: asyncio.Queue[int]) -> None:
         """Take in plans from `from_step` on until the stream ends; then say so to the core."""
@@ -200,7 +215,8 @@ class Session:
             self.apply(core.PlansFailed())
             return
         if not self._failures:
-            log.warning("%s: no plans of session %d: %s; trying again", self._is.name, self.number, problem)
+            name = self._is.role.name
+            log.warning("%s: no plans of session %d: %s; trying again", name, self.number, problem)
         self._failures += 1
         self._following = None
         self.apply(core.PlansLost())
@@ -213,7 +229,7 @@ class Session:
                 session=self.number,
                 from_step=from_step,
                 up_to=await demand.get(),
-                constructor=self._is.name,
+                constructor=self._is.role.name,
             )
 
     def _take(self, placed: plan_pb2.PlacedPlan) -> None:
@@ -240,7 +256,7 @@ class Session:
         try:
             built = await self._make(planned)
         except DataloaderError as error:
-            error.add_note(f"while {self._is.name} built step {step}")
+            error.add_note(f"while {self._is.role.name} built step {step}")
             self._fail(step, error)
             self.apply(core.BuildFailed(step))
             return

@@ -29,7 +29,7 @@ from dataloader_svc.engine.base import (
     RoleState,
     RoleStatus,
 )
-from dataloader_svc.engine.logfile import LogFile
+from dataloader_svc.engine.logfile import LogFile, log_path
 from dataloader_svc.engine.process import ChildProcess
 from dataloader_svc.engine.restart import RestartHistory, RestartPolicy
 from dataloader_svc.errors import EngineError
@@ -64,7 +64,7 @@ class LocalEngine:
         clock: Clock | None = None,
     ) -> None:
         """`environment` is added to this process's own. Logs go to `run_dir/logs`, which is made."""
-        self._log_dir = run_dir / "logs"
+        self._run_dir = run_dir
         self._argv = argv
         self._environment = {**os.environ, **(environment or {})}
         self._policy = policy or RestartPolicy()
@@ -84,7 +84,7 @@ class LocalEngine:
             lambda listener, output: ChildProcess(
                 self._argv(spec), environment=self._environment, output=output, listener=listener
             ),
-            LogFile(self._log_dir / f"{spec.name}.log"),
+            LogFile(log_path(self._run_dir, spec.name)),
             RestartHistory(self._policy),
             self._clock,
             self._on_change,

@@ -15,6 +15,11 @@ MAX_BYTES = 16 << 20
 TAIL_BYTES = 64 << 10  # read from the end; 20 lines of a traceback are some 2 KB
 
 
+def log_path(run_dir: Path, name: str) -> Path:
+    """Where a run keeps the log of role `name`."""
+    return run_dir / "logs" / f"{name}.log"
+
+
 class LogFile:
     """`path`, and `path.1` once rotated."""
 

@@ -19,8 +19,10 @@ from typing import Any, Protocol
 from dataloader_client import methods
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.engine.child import ChildContext, run_child
+from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.rpc.servicers import start_server
+from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.open import open_store
 
@@ -41,7 +43,7 @@ class Service(Protocol):
     async def stop(self) -> None: ...
 
 
-def build(role: str, index: int, spec: JobSpec, store: Store) -> Service:
+def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | None = None) -> Service:
     """The service of a role. Imported where used: a planner pays for no decoder."""
     clock = SystemClock()
     if role == "planner":
@@ -54,19 +56,23 @@ def build(role: str, index: int, spec: JobSpec, store: Store) -> Service:
         return LoaderService(spec.config, spec.base_dir, index=index, clock=clock)
     from dataloader_svc.constructor.service import ConstructorService
 
-    return ConstructorService(spec.config, store, clock, index=index)
+    return ConstructorService(spec.config, store, clock, index=index, log_file=log_file)
 
 
 async def run_role(role: str, index: int, spec: JobSpec, context: ChildContext) -> None:
     """Serve a role until it is asked to stop or its service fails."""
     store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
-    service = build(role, index, spec, store)
+    written = log_path(spec.run_dir, f"{role}-{index}")
+    log_file = written if written.exists() else None  # a person who starts a role sees what it says
+    service = build(role, index, spec, store, log_file)
     try:
         if not await _started(service, context):
             return
         public = role == "constructor" and index == 0
         server, address = await start_server(
-            {SERVICES[role]: service}, spec.address if public else "127.0.0.1:0"
+            {SERVICES[role]: service},
+            spec.address if public else "127.0.0.1:0",
+            role=RoleName(f"{role}-{index}", log_file),
         )
         gc.collect()
         gc.freeze()  # what was imported and opened stays: later collections need not look at it

@@ -1,6 +1,7 @@
 """Serves objects over gRPC: one handler object a service, its methods named after the RPCs in snake case.
 
-A servicer knows no role. It parses, calls, turns errors into status codes, and cuts frames into messages.
+A servicer knows no role but its name, for errors. It parses, calls, turns errors into status codes, and cuts
+frames into messages.
 Handlers are coroutines `(request) -> response`; for raw streams they return a `Frame`, or are async
 generators that yield one and are resumed when all of it has been sent (closed, when it could not be); for
 bidirectional streams they are async generators over an async iterator of requests.
@@ -19,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dataloader_client import methods, wire
 from dataloader_svc.errors import ConfigError, DataloaderError
-from dataloader_svc.rpc.status import code_of
+from dataloader_svc.rpc.status import RoleName, code_of
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def attach(server: grpc.aio.Server, service: str, handler: object) -> None:
+def attach(server: grpc.aio.Server, service: str, handler: object, role: RoleName) -> None:
     """Serve `handler` as `service` (a key of SERVICES) on `server`."""
-    handlers = {method.name: _handler(method, handler) for method in SERVICES[service]}
+    handlers = {method.name: _handler(method, handler, role) for method in SERVICES[service]}
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(f"dataloader.v1.{service}", handlers),)
     )
 
 
-def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]:
+def _handler(method: Method, handler: object, role: RoleName) -> grpc.RpcMethodHandler[Any, Any]:
     call = getattr(handler, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
     parse = method.request.FromString
 
@@ -68,7 +69,7 @@ def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]
                 response: Message = await call(parse(data))
                 return response.SerializeToString()
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, role, error)
                 raise
 
         return grpc.unary_unary_rpc_method_handler(unary)
@@ -82,7 +83,7 @@ def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]
                         for message in wire.encode(frame):
                             yield message
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, role, error)
                 raise
 
         return grpc.unary_stream_rpc_method_handler(raw)
@@ -94,7 +95,7 @@ def _handler(method: Method, handler: object) -> grpc.RpcMethodHandler[Any, Any]
             async for response in call(parse(item) async for item in data):
                 yield response.SerializeToString()
         except Exception as error:
-            await _abort(context, method, error)
+            await _abort(context, method, role, error)
             raise
 
     return grpc.stream_stream_rpc_method_handler(bidirectional)
@@ -110,7 +111,9 @@ async def _frames(result: Awaitable[wire.Frame] | AsyncGenerator[wire.Frame]) ->
             yield frame
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: Method, error: Exception) -> None:
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any], method: Method, role: RoleName, error: Exception
+) -> None:
     """End the call with the status of `error`. Only what is not ours is logged with its traceback."""
     if isinstance(error, DataloaderError):
         name = type(error).__name__
@@ -119,17 +122,19 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: Method, er
     if isinstance(error, DecodeError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{method.path}: request can't be parsed")
     log.error("%s failed", method.path, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"{method.path}: {type(error).__name__}: {error}")
+    await context.abort(grpc.StatusCode.INTERNAL, role.mistake(f"in {method.name}", error))
 
 
-async def start_server(services: dict[str, object], address: str) -> tuple[grpc.aio.Server, str]:
+async def start_server(
+    services: dict[str, object], address: str, *, role: RoleName | None = None
+) -> tuple[grpc.aio.Server, str]:
     """A started server of `services` and the address it listens on (port 0 asks for a free one).
 
-    Raises ConfigError where the address can't be bound, naming it.
+    `role` is who answers, for errors. Raises ConfigError where the address can't be bound, naming it.
     """
     server = grpc.aio.server(options=OPTIONS)
     for service, handler in services.items():
-        attach(server, service, handler)
+        attach(server, service, handler, role or RoleName(service))
     host, _, port = address.rpartition(":")
     try:
         bound = server.add_insecure_port(address)

@@ -1,11 +1,14 @@
 """Our errors <-> gRPC status, both ways; the only file that translates.
 
 A status carries the error's class name in trailing metadata (`methods.ERROR_KEY`), so that the other side
-raises the same class with the same text. What is not ours becomes INTERNAL and is logged where it happened.
+raises the same class with the same text. What is not ours becomes INTERNAL, in the words of
+`RoleName.mistake`, and is logged where it happened.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +16,25 @@ import grpc
 from dataloader_client.methods import ERROR_KEY
 from dataloader_svc import errors
 from dataloader_svc.errors import DataloaderError
+
+
+@dataclass(frozen=True, slots=True)
+class RoleName:
+    """A role as errors name it: `constructor-0`, and its log where it has one."""
+
+    name: str
+    log: Path | None = None
+
+    def mistake(self, doing: str, error: BaseException) -> str:
+        """What is told of an exception that nobody raised on purpose, to whoever must stop for it."""
+        log = "its log" if self.log is None else f"its log, {self.log},"
+        return (
+            f"{self.name} failed {doing}: {type(error).__name__}: {error}. This is a mistake of the service, "
+            f"not of the data or of the trainer; {log} has the traceback. Nothing is lost: start the "
+            "trainers again from their last state_dict. If it comes again at the same place, restart "
+            "`dataloader-svc serve`; if it still does, report it with that log"
+        )
+
 
 _CODES: dict[type[DataloaderError], grpc.StatusCode] = {
     errors.MeshError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -10,6 +10,7 @@ import signal
 import socket
 import sqlite3
 import threading
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,32 @@ def test_terminated_while_a_client_reads(config: Path) -> None:
         assert not thread.is_alive()
     (error,) = errors
     assert served.address in str(error)
+
+
+def test_a_mistake_in_a_constructor_is_told_in_words_and_a_trainer_goes_on(config: Path) -> None:
+    """The role, what it was at, the exception, the log that has the traceback, and what to do: all true."""
+    with serve(config) as served, DataServiceLoader(served.address) as loader:
+        for _ in islice(loader, 5):
+            pass
+        state = loader.state_dict()
+        undisturbed = [batch.manifest.columns["span_position"].tolist() for batch in islice(loader, 10)]
+    with serve(config, DATALOADER_FAULT="constructor.built:raise:1") as served:
+        with (
+            DataServiceLoader(served.address, state=state) as loader,
+            pytest.raises(DataStoppedError) as stopped,
+        ):
+            next(iter(loader))
+        log = served.run_dir / "logs" / "constructor-0.log"
+        assert re.search(
+            r"constructor-0 failed to build step \d+: RuntimeError: fault injected at constructor\.built.*"
+            rf".*its log, {re.escape(str(log))}, has the traceback.*start the trainers again from their last "
+            r"state_dict.*restart `dataloader-svc serve`",
+            str(stopped.value),
+        )
+        assert "Traceback (most recent call last)" in log.read_text()
+        with DataServiceLoader(served.address, state=state) as loader:
+            found = [batch.manifest.columns["span_position"].tolist() for batch in islice(loader, 10)]
+    assert found == undisturbed
 
 
 def test_killed_the_roles_end_by_themselves_and_the_next_goes_on(config: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,10 +12,12 @@ import pytest
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import check_fields, split
-from dataloader_svc.constructor.core import Asked, GaveUp, Rank
+from dataloader_svc.constructor import session as session_module
+from dataloader_svc.constructor.core import Asked, GaveUp, Rank, Window
 from dataloader_svc.errors import (
     ConfigError,
     DataError,
+    DataloaderError,
     MeshError,
     Overloaded,
     PeerError,
@@ -61,14 +65,14 @@ class Reader:
 def run(test):
     """Run a coroutine function as a test, with a limit that only a hang reaches."""
 
-    def wrapped():
+    @functools.wraps(test)
+    def wrapped(**fixtures):
         async def limited():
             async with asyncio.timeout(60):
-                await test()
+                await test(**fixtures)
 
         asyncio.run(limited())
 
-    wrapped.__name__ = test.__name__
     return wrapped
 
 
@@ -344,6 +348,49 @@ async def test_a_reader_that_goes_away_holds_nothing():
             timeout_s=20,
         )
         assert session.window.held_bytes == 0
+
+
+@run
+async def test_a_mistake_of_ours_reaches_all_readers_in_words_and_the_next_read_starts_afresh(monkeypatch):
+    async with serving(Script(num_steps=3)) as (job, reader):
+        await reader.join(dp=2)
+        monkeypatch.setattr(session_module, "build_step", lambda *_: {}["input_ids"])
+        said = (
+            r"^constructor-0 failed to build step \d: KeyError: 'input_ids'\. This is a mistake of the "
+            r"service.*its log has the traceback.*start the trainers again from their last state_dict"
+        )
+        waiting = [asyncio.create_task(reader.read(0, dp=rank)) for rank in range(2)]
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert type(error) is DataloaderError
+            assert re.search(said, str(error))
+        failed = job.constructors[0]._session
+        assert failed.failure is not None
+        monkeypatch.undo()
+        for step in range(3):
+            assert not (await reader.read(step, dp=1)).meta["end"]
+        assert job.constructors[0]._session is not failed
+        assert not failed._tasks  # it follows no plans and builds nothing any more
+
+
+@run
+async def test_a_mistake_in_what_a_read_causes_ends_the_session_as_well(monkeypatch):
+    async with serving() as (job, reader):
+        await reader.join()
+        await reader.read(0)
+        failed = job.constructors[0]._session
+
+        def broken(window, event, apply=Window.apply):
+            match event:
+                case Asked():
+                    raise AssertionError("bytes held")
+            return apply(window, event)
+
+        monkeypatch.setattr(Window, "apply", broken)
+        with pytest.raises(PeerError, match=r"INTERNAL: .* failed in Read: AssertionError: bytes held\. "):
+            await reader.read(4)
+        assert "failed after Asked(step=4" in str(failed.failure)
+        monkeypatch.undo()
+        assert not (await reader.read(4)).meta["end"]
 
 
 @run

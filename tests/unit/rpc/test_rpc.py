@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -22,6 +23,7 @@ from dataloader_svc.errors import (
     StateError,
 )
 from dataloader_svc.rpc.servicers import start_server
+from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.rpc.stubs import Peer
 
 
@@ -154,10 +156,16 @@ def test_requests_that_fail_end_the_stream() -> None:
 def test_what_is_not_ours_is_internal_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         server, address = await start_server(
-            {methods.PLANNER: Planner(ZeroDivisionError("x"))}, "127.0.0.1:0"
+            {methods.PLANNER: Planner(ZeroDivisionError("x"))},
+            "127.0.0.1:0",
+            role=RoleName("planner-0", Path("/run/planner-0.log")),
         )
         async with Peer(address, "planner") as peer:
-            with pytest.raises(PeerError, match="planner at 127.0.0.1:.*INTERNAL.*ZeroDivisionError"):
+            said = (
+                r"planner at 127.0.0.1:\d+: INTERNAL: planner-0 failed in Join: ZeroDivisionError: x\. "
+                r".*its log, /run/planner-0\.log, has the traceback.*start the trainers again"
+            )
+            with pytest.raises(PeerError, match=said):
                 await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=10)
         await server.stop(None)
 
