@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,36 +29,43 @@ from dataloader_svc.errors import Reason
 
 Reports = Mapping[str, SourceReport]
 
+_HEADER_THREADS = 2
+
 
 @click.command(
     epilog=examples(
-        "dataloader-svc check mixture.yaml", "dataloader-svc check mixture.yaml --rows 20000 --json"
+        "dataloader-svc check mixture.yaml",
+        "dataloader-svc check mixture.yaml --rows 20000 --json",
+        "dataloader-svc check mixture.yaml --deep",
     )
 )
 @config_argument
 @click.option(
     "--rows", default=2000, show_default=True, help="Rows of each source to read, at least a block."
 )
+@click.option("--deep", is_flag=True, help="Read every row and decode every picture and clip.")
 @json_option
-def command(config: Path, rows: int, *, as_json: bool) -> int:
+def command(config: Path, rows: int, *, deep: bool, as_json: bool) -> int:
     """Open every source, map every field, estimate tokens.
 
     Prints what is in each source and every problem with file, line and field. Exit code 1 when there are any.
+    With --deep, nothing is left to be found out later: all that would be quarantined is counted.
     """
     found = preflight(config)
     problems = list(found.problems)
     reports: dict[str, SourceReport] = {}
     if found.loaded is not None:
         names = [name for name in found.loaded.config.sources if name not in found.unusable]
-        with progress_bars() as bars, ThreadPoolExecutor(2) as pool:
+        threads = os.cpu_count() or 1 if deep else _HEADER_THREADS
+        with progress_bars() as bars, ThreadPoolExecutor(threads) as pool:
             for name in names:
                 rule = found.rules.get(name)
-                reports[name], wrong = survey(found.loaded, name, rule, rows, bars, pool)
+                reports[name], wrong = survey(found.loaded, name, rule, None if deep else rows, bars, pool)
                 problems += [*wrong, *_judge(found.loaded, reports[name])]
     if as_json:
         _print_json(found.loaded, reports, problems)
     else:
-        _print_text(console(), found.loaded, reports, problems)
+        _print_text(console(), found.loaded, reports, problems, deep=deep)
     return 1 if problems else 0
 
 
@@ -65,13 +73,13 @@ def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
     """What is wrong with the rows that were read."""
     source = loaded.config.sources[report.name]
     place = ("sources", report.name)
-    bad, good = sum(report.bad.values()), len(report.lengths)
+    bad, good = report.num_bad, report.good - report.undecodable.total()
     if report.rows_read and not good and not bad:
         message = f"no row of {report.filtered} read is left: all are filtered"
         message += "".join(f"; {what}" for what in report.lacking.values())
         yield loaded.problem((*place, "transforms"), message)
     elif report.rows_read and not good:
-        reason, _ = report.bad.most_common(1)[0]
+        reason, _ = (report.bad + report.undecodable).most_common(1)[0]
         what = "no row has the mapped fields" if reason == Reason.MISSING_FIELD else "no row can be used"
         yield loaded.problem(place, f"{what}: {report.bad_example}")
     elif bad >= source.max_bad_minimum and bad > source.max_bad_fraction * (good + bad):
@@ -104,7 +112,9 @@ def _print_json(loaded: LoadedConfig | None, reports: Reports, problems: list[st
     print_json({"ok": not problems, "sources": sources, "problems": problems})
 
 
-def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, problems: list[str]) -> None:
+def _print_text(
+    out: Console, loaded: LoadedConfig | None, reports: Reports, problems: list[str], *, deep: bool
+) -> None:
     if loaded is not None and reports:
         out.print(table("", _FOUND, [_found_row(report) for report in reports.values()]))
         if any(report.lengths for report in reports.values()):
@@ -114,8 +124,13 @@ def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, pro
             if loaded.config.global_batch.samples is not None:
                 step = f"{loaded.config.global_batch.samples:,} samples, about {step}"
             out.print(f"\na step is {step}; tokens are estimated from the rows read", soft_wrap=True)
+    if deep and any(report.num_bad for report in reports.values()):
+        out.print()
+        out.print(
+            table("Would be quarantined", _BAD, [row for each in reports.values() for row in bad_rows(each)])
+        )
     for report in reports.values():
-        for note in _notes(report):
+        for note in _notes(report, deep=deep):
             out.print(f"note: {report.name}: {note}", markup=False, soft_wrap=True)
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     out.print(f"\n{count}:" if problems else "\nno problems")
@@ -123,13 +138,22 @@ def _print_text(out: Console, loaded: LoadedConfig | None, reports: Reports, pro
         out.print(line, markup=False, soft_wrap=True)
 
 
-_FOUND = ("source", "format", ">shards", ">rows", ">read", ">filtered", ">bad", ">media")
+_FOUND = ("source", "format", ">shards", ">rows", ">read", ">fine", ">filtered", ">bad", ">media")
+_BAD = ("source", "reason", ">rows", "found when", "first of them")
 
 
 def _found_row(report: SourceReport) -> list[str]:
-    bad = sum(report.bad.values())
-    counts = (report.shards, report.rows, report.rows_read, report.filtered, bad, report.media)
-    return [report.name, report.format, *(f"{count:,}" for count in counts)]
+    fine = report.good - report.undecodable.total()
+    rows = (report.shards, report.rows, report.rows_read, fine, report.filtered, report.num_bad, report.media)
+    return [report.name, report.format, *(f"{count:,}" for count in rows)]
+
+
+def bad_rows(report: SourceReport) -> Iterator[tuple[str, ...]]:
+    """A line of a table for each reason: what, how many, found when, and the first places."""
+    for (when, reason), first in report.first.items():
+        count = (report.bad if when == "read" else report.undecodable)[reason]
+        places = "\n".join(f"{bad.row}: {bad.detail}" for bad in first)
+        yield report.name, reason, f"{count:,}", when, places
 
 
 def _token_table(loaded: LoadedConfig, reports: Reports) -> Table:
@@ -163,10 +187,10 @@ def short(number: float) -> str:
     return f"{value:.{digits}f}{' kMG'[power].strip()}"
 
 
-def _notes(report: SourceReport) -> Iterator[str]:
+def _notes(report: SourceReport, *, deep: bool) -> Iterator[str]:
     yield from report.warnings
     yield from (f"transforms: null in all rows: {what}" for what in report.lacking.values())
-    if report.bad:
+    if report.bad and not deep:
         counts = ", ".join(f"{count} {reason}" for reason, count in report.bad.most_common())
         yield f"will be quarantined: {counts}; first: {report.bad_example}"
     if report.media_too_long:

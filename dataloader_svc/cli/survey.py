@@ -1,7 +1,7 @@
-"""What is in a source: its shards and rows, and the tokens, media and bad rows of its first blocks.
+"""What is in a source: its shards and rows, and the tokens, media and bad rows of some of its blocks, or all.
 
-Reads as the loaders do, in the order of epoch 0, so that what it says is what a job would meet. `check`
-prints and judges it.
+Reads as the loaders do, in the order of epoch 0, so that what it says is what a job would meet. A deep survey
+reads every block and decodes every medium; a block at a time is in memory. `check` prints and judges it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.progress import Progress
@@ -20,18 +20,27 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import DataloaderError, Reason
 from dataloader_svc.loader.read import HeldBlock, read_block
 from dataloader_svc.loader.rules import SampleRule
-from dataloader_svc.sample import BlockId
+from dataloader_svc.loader.undecodable import undecodable
+from dataloader_svc.sample import BadRow, BlockId
+from dataloader_svc.sources.index import BadShard
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
 
+FoundWhen = Literal["read", "decoded"]
+"""When a bad row is found out: by its text and the headers of its media, or by their pixels."""
+
+_EXAMPLES = 3  # of each reason
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 @dataclass(slots=True)
 class SourceReport:
-    """What was found in one source; the token figures are of its first blocks, the estimate of all.
+    """What was found in one source; the token figures are of the rows read, the estimate of all.
 
-    lengths      tokens of each good row read
+    lengths      tokens of a row -> good rows read that have so many
+    bad          reason -> rows that are passed over; `undecodable`: that keep their place, without loss
+    first        (when, reason) -> where the first of them lie, and what was found
+    bad_shards   shards that give no row at all, and why
     filtered     rows that the source's transforms leave out
     lacking      fields that those look at and no row has -> what there is
     too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
@@ -45,27 +54,57 @@ class SourceReport:
     filtered: int = 0
     lacking: dict[str, str] = field(default_factory=dict)
     bad: Counter[str] = field(default_factory=Counter)
-    bad_example: str = ""
-    lengths: list[int] = field(default_factory=list)
+    undecodable: Counter[str] = field(default_factory=Counter)
+    first: dict[tuple[FoundWhen, str], list[BadRow]] = field(default_factory=dict)
+    bad_shards: tuple[BadShard, ...] = ()
+    lengths: Counter[int] = field(default_factory=Counter)
     too_long: int = 0
     media: int = 0
     media_too_long: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def good(self) -> int:
+        """Rows read that are delivered; of them, `undecodable` ones without loss."""
+        return self.lengths.total()
+
+    @property
+    def num_bad(self) -> int:
+        """Rows read that are quarantined, whenever it is found out."""
+        return self.bad.total() + self.undecodable.total()
+
+    @property
+    def bad_example(self) -> str:
+        """The first bad row read, with its reason; "" where there is none."""
+        return next(
+            (f"{row.row}: {row.reason}: {row.detail}" for rows in self.first.values() for row in rows), ""
+        )
+
+    @property
     def mean_tokens(self) -> float:
         """Over the good rows read."""
-        return float(np.mean(self.lengths)) if self.lengths else 0.0
+        return sum(length * count for length, count in self.lengths.items()) / max(1, self.good)
 
     @property
     def tokens_per_epoch(self) -> int:
         """Estimate: good share of the rows read, times their mean length, times all rows."""
-        return round(self.rows * self.mean_tokens * len(self.lengths) / max(1, self.rows_read))
+        return round(self.rows * self.mean_tokens * self.good / max(1, self.rows_read))
 
     def quantiles(self) -> dict[str, float]:
         """Tokens of a row, by the names of QUANTILES; zeros where none was read."""
-        values = np.percentile(self.lengths, list(QUANTILES.values())).tolist() if self.lengths else [0.0] * 4
-        return dict(zip(QUANTILES, values, strict=True))
+        if not self.lengths:
+            return dict.fromkeys(QUANTILES, 0.0)
+        values = np.array(sorted(self.lengths), np.float64)
+        ends = np.cumsum([self.lengths[int(value)] for value in values])
+        found = {}
+        for (
+            name,
+            percent,
+        ) in QUANTILES.items():  # as np.percentile has it: between the two rows that are nearest
+            rank = percent / 100 * (self.good - 1)
+            low, high = values[np.searchsorted(ends, [np.floor(rank), np.ceil(rank)], "right")]
+            found[name] = float(low + (high - low) * (rank % 1))
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -75,7 +114,21 @@ class SourceReport:
             "rows": self.rows,
             "rows_read": self.rows_read,
             "filtered": self.filtered,
+            "fine": self.good - self.undecodable.total(),
             "bad": dict(self.bad),
+            "undecodable": dict(self.undecodable),
+            "first": [
+                {
+                    "reason": reason,
+                    "when": when,
+                    "shard": bad.row.shard,
+                    "row": bad.row.row,
+                    "detail": bad.detail,
+                }
+                for (when, reason), rows in self.first.items()
+                for bad in rows
+            ],
+            "bad_shards": [shard._asdict() for shard in self.bad_shards],
             "tokens_per_epoch": self.tokens_per_epoch,
             "tokens": {"mean": self.mean_tokens, **self.quantiles()},
             "too_long": self.too_long,
@@ -86,11 +139,17 @@ class SourceReport:
 
 
 def survey(
-    loaded: LoadedConfig, name: str, rule: SampleRule | None, rows: int, progress: Progress, pool: Executor
+    loaded: LoadedConfig,
+    name: str,
+    rule: SampleRule | None,
+    rows: int | None,
+    progress: Progress,
+    pool: Executor,
 ) -> tuple[SourceReport, list[str]]:
     """Index a source, read about `rows` rows of it, and say what is wrong with its files, a line each.
 
     rule   None: its samples can't be made, so that only the index is looked at
+    rows   None: all of them, with every medium decoded in `pool`
     """
     source = loaded.config.sources[name]
     report = SourceReport(name, source.format)
@@ -107,14 +166,18 @@ def survey(
             storage=Storage.of(loaded.config, loaded.base_dir),
         )
         report.shards, report.rows = len(reader.index.paths), reader.num_rows
-        unusable = [shard.reason for shard in reader.index.bad_shards]
+        report.bad_shards = reader.index.bad_shards
+        unusable = [shard.reason for shard in report.bad_shards]
         problems += [loaded.problem(("sources", name, "path"), reason) for reason in unusable]
         report.warnings += [text for text in reader.index.warnings if not text.startswith("unusable shard")]
         report.lacking = reader.lacking()
-        for held in _blocks(reader, rule, rows, pool) if rule is not None else ():
+        wanted = report.rows if rows is None else min(rows, report.rows)
+        for held in _blocks(reader, rule, wanted, pool) if rule is not None else ():
             _count(report, held, loaded.config.sequence_length)
-            done, total = report.rows_read, min(rows, report.rows)
-            progress.update(bar, description=f"reading {name}", completed=done, total=total)
+            if rows is None and rule is not None:
+                for row in undecodable(held, reader, rule, pool):
+                    _add_bad(report, "decoded", row)
+            progress.update(bar, description=f"reading {name}", completed=report.rows_read, total=wanted)
     except DataloaderError as error:
         problems.append(loaded.problem(("sources", name), str(error)))
     finally:
@@ -135,16 +198,22 @@ def _blocks(reader: SourceReader, rule: SampleRule, rows: int, pool: Executor) -
 def _count(report: SourceReport, held: HeldBlock, sequence_length: int) -> None:
     lengths = np.diff(held.id_offsets)
     report.rows_read += len(lengths)
-    report.lengths += lengths[lengths > 0].tolist()
+    report.lengths.update(lengths[lengths > 0].tolist())
     report.too_long += int((lengths > sequence_length).sum())
     report.media += len(held.media.kind)
     report.media_too_long += int((held.media.tokens > sequence_length).sum())
     for row in held.bad:
         if row.reason == Reason.FILTERED:
             report.filtered += 1
-            continue
-        report.bad[row.reason] += 1
-        report.bad_example = report.bad_example or f"{row.row}: {row.reason}: {row.detail}"
+        else:
+            _add_bad(report, "read", row)
+
+
+def _add_bad(report: SourceReport, when: FoundWhen, row: BadRow) -> None:
+    (report.bad if when == "read" else report.undecodable)[row.reason] += 1
+    first = report.first.setdefault((when, row.reason), [])
+    if len(first) < _EXAMPLES:
+        first.append(row)
 
 
 def tokens_per_step(config: Config, reports: Mapping[str, SourceReport], entry: int = 0) -> float:
