@@ -11,7 +11,7 @@ rows in `datasets`, 65,536 in Feather) is what decides.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -68,6 +68,7 @@ class ArrowIpc(SourceFormat):
         fields = self.context.fields
         with _reading(path):
             schema = pa.ipc.open_stream(stream).schema
+            _check_names(schema)
             present = columns_in_use(schema, fields)
             places = [schema.get_field_index(name) for name in present]
             options = pa.ipc.IpcReadOptions(included_fields=places or None, use_threads=False)
@@ -95,6 +96,7 @@ class ArrowIpc(SourceFormat):
         data = self.context.storage.read_range(path, message.offset, message.length)
         with _reading(path):
             schema = pa.ipc.read_schema(pa.py_buffer(data))
+            _check_names(schema)
         return check_schema(path, schema, self.context.fields)
 
     def _preamble(self, path: str, dictionaries: int) -> list[tuple[int, int]]:
@@ -136,6 +138,13 @@ def _check_rows(message: Message) -> None:
         raise Damaged(
             f"claims {message.num_rows} rows in {message.body_length} bytes at byte {message.offset}"
         )
+
+
+def _check_names(fields: Iterable[pa.Field]) -> None:
+    """Raises UnicodeDecodeError, a ValueError, for a name that is none; those of inner fields too."""
+    for field in fields:
+        field.name.encode()
+        _check_names(field.type.field(number) for number in range(field.type.num_fields))
 
 
 def _check_buffers(column: pa.ChunkedArray) -> None:

@@ -177,3 +177,20 @@ def test_other_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(SourceError, match="not readable as Arrow IPC"):
             read_all(str(path), text="t")
+
+
+@pytest.mark.parametrize("name", [b"content", b"bytes", b"other"])
+def test_a_name_that_is_not_utf8_makes_the_file_unreadable(tmp_path, name):
+    """Found by the fuzzer: also that of a column, or of a field inside of one, that nobody maps."""
+    table = pa.table({"content": ["a"], "other": [{"bytes": b"x"}]})
+    path = tmp_path / "x.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    whole = path.read_bytes()
+    maker = ArrowIpc(FormatContext(Fields({"text": ("content",)})))
+    (extent,) = maker.index_shard(str(path)).extents
+    path.write_bytes(whole.replace(name, b"\xf4" + name[1:]))
+    with pytest.raises(SourceError, match=r"x\.arrow: is not readable as Arrow IPC: .*'utf-8' codec"):
+        maker.index_shard(str(path))
+    with pytest.raises(SourceError, match=r"x\.arrow: is not readable as Arrow IPC: .*'utf-8' codec"):
+        maker.read(str(path), extent)

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -173,3 +176,32 @@ def test_footers_of_all_sources_are_kept_within_one_limit(tmp_path):
         maker.read(path, extent)
     assert [path for path in paths if path in storage.kept] == paths[-2:]
     assert storage.kept.held == 2 * (840 + 1024)
+
+
+def test_no_byte_of_a_footer_ends_the_process(tmp_path):
+    """pyarrow ends it where size statistics don't fit; each byte is changed, in a process that may end."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": ["a", None], "other": [[1], []]}), path)
+    script = """if True:
+        import sys
+        from pathlib import Path
+        from dataloader_svc.errors import SourceError
+        from dataloader_svc.sources.base import Fields, FormatContext
+        from dataloader_svc.sources.parquet import Parquet
+        path = Path(sys.argv[1])
+        whole = path.read_bytes()
+        footer = int.from_bytes(whole[-8:-4], "little")
+        maker = Parquet(FormatContext(Fields({"text": ("text",)}, raw=("other",))))
+        for place in range(len(whole) - 8 - footer, len(whole)):
+            for change in (1, 2, 8, 128):
+                damaged = bytearray(whole)
+                damaged[place] ^= change
+                path.write_bytes(damaged)
+                try:
+                    maker.index_shard(str(path))
+                except SourceError as error:
+                    print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "histogram size mismatch" in done.stdout, "none was of the kind that pyarrow would die of"
