@@ -7,7 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup run test fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,6 +32,9 @@ run: setup demo-data ## the main job on real input: serve, train, kill, resume o
 
 test: setup demo-data ## all tests
 	$(BIN)/python -m pytest
+
+fuzz: setup ## damage files of every format for FUZZ_SECONDS=60 and see that readers only refuse them
+	$(BIN)/python -m tests.fuzz.fuzz --seconds $(FUZZ_SECONDS)
 
 lint: setup ## style, format and import contracts
 	$(BIN)/ruff check .
