@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dataloader_client import DataServiceLoader
 from dataloader_svc.config.schema import Source, StorageSettings
 from dataloader_svc.errors import BadSample, SourceError, Unreachable
 from dataloader_svc.sample import BlockId
@@ -17,7 +18,7 @@ from dataloader_svc.storage.cache import BlockCache
 from dataloader_svc.storage.remote import BLOCK, RemoteFiles
 from dataloader_svc.testing.data import WRITERS, tiny_rows, write_source
 from object_store import BUCKET, Store, error, hanging, object_store, truncated
-from real_job import job_values, run_cli, write_config
+from real_job import Served, job_values, run_cli, serve, write_config
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -245,15 +246,41 @@ def test_a_web_server_is_read_in_ranges_too(store: Store) -> None:
     assert storage_of(store).read_all(url) == data
 
 
-def test_check_reads_a_mixture_in_the_store(store: Store, data: Path, tmp_path: Path) -> None:
-    where = store.upload(data, "job/")
+def job_in(store: Store, where: str, data: Path, tmp_path: Path) -> Path:
+    """The tiny job with its sources in the bucket."""
     values = job_values(data, index_cache=str(tmp_path / "index"))
     for source in values["sources"].values():
         source["path"] = source["path"].replace(str(data), where)
-    values["storage"] = {"options": {"s3": {"endpoint_url": store.url}}, "cache": str(tmp_path / "cache")}
-    config = write_config(tmp_path / "job.yaml", values)
+    values["storage"] = {
+        "options": {"s3": {"endpoint_url": store.url}},
+        "cache": str(tmp_path / "cache"),
+        "retries": 2,
+    }
+    tmp_path.mkdir(exist_ok=True)
+    return write_config(tmp_path / "job.yaml", values)
+
+
+def first_steps(served: Served) -> list[dict[str, list[int]]]:
+    with DataServiceLoader(served.address, job="tiny") as loader:
+        batches = [batch for step in range(3) for batch in loader.read(step)]
+    assert len(batches) > 3
+    names = ("input_ids", "labels", "loss_weight", "cu_seqlens", "pixel_values")
+    return [{name: getattr(batch, name).tolist() for name in names} for batch in batches]
+
+
+def test_check_reads_a_mixture_in_the_store(store: Store, data: Path, tmp_path: Path) -> None:
+    config = job_in(store, store.upload(data, "job/"), data, tmp_path)
     done = run_cli("check", config, "--json", **CREDENTIALS)
     assert done.returncode == 0, done.stderr
     rows = {name: report["rows"] for name, report in json.loads(done.stdout)["sources"].items()}
     assert rows == {"notes": 120, "pages": 60, "photos": 48}
     assert any((tmp_path / "cache").rglob("*-0"))
+
+
+def test_a_job_gives_the_same_steps_as_from_the_disk(store: Store, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    with serve(write_config(tmp_path / "local" / "job.yaml", job_values(data))) as served:
+        local = first_steps(served)
+    config = job_in(store, store.upload(data, "served/"), data, tmp_path / "remote")
+    with serve(config, **CREDENTIALS) as served:
+        assert first_steps(served) == local
