@@ -13,6 +13,7 @@
     │   └── NotLeader        our lease is gone: stop acting
     ├── PeerError            another process is gone or slow. Retryable                      exit 6
     │   └── Overloaded       it has no memory for this now. Retryable after a while
+    ├── RoleFailed           a role made a mistake, ours and no one else's: see its log      exit 1
     ├── VersionError         another process speaks another protocol version                 exit 6
     ├── EngineError          a role can't be kept running; with its last words          exit 6, or the role's
     ├── SessionSuperseded    ranks joined with another mesh or state: join again             exit 4
@@ -131,6 +132,13 @@ class PeerError(DataloaderError):
 
 class Overloaded(PeerError):
     """A role refuses work rather than exceed its memory: the call may be made again after a while."""
+
+
+class RoleFailed(DataloaderError):
+    """Another role met an exception that nobody raised on purpose. `rpc.status.RoleName.mistake` words it.
+
+    Trying a few times more may help, trying for ever doesn't: the same input mostly meets the same mistake.
+    """
 
 
 class VersionError(DataloaderError):

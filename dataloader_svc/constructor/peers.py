@@ -18,7 +18,7 @@ from dataloader_client._pb import loader_service_pb2
 from dataloader_client.wire import Frame
 from dataloader_svc.clock import Clock
 from dataloader_svc.constructor.step import StepPlan, fetch_request
-from dataloader_svc.errors import PeerError
+from dataloader_svc.errors import PeerError, RoleFailed
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.store.base import Store
 
@@ -31,6 +31,9 @@ FETCH_TIMEOUT_S = 120.0
 
 PATIENCE_S = 60.0
 """How long all loaders may be unreachable before a read fails: a restart takes seconds."""
+
+MISTAKES = 3
+"""How often all loaders may fail at a request by a mistake of their own before a read fails."""
 
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
 
@@ -58,7 +61,8 @@ class Peers:
     async def fetch(self, plan: StepPlan, max_bytes: int) -> list[tuple[NDArray[np.int64], Frame]]:
         """All samples of a step: one request a loader, side by side; each answer with its pieces.
 
-        Raises what a loader says of the data; PeerError when no loader answers for PATIENCE_S.
+        Raises what a loader says of the data; PeerError when no loader answers for PATIENCE_S, RoleFailed
+        when all of them failed at it MISTAKES times.
         """
         groups = [np.flatnonzero(plan.loader == number) for number in np.unique(plan.loader)]
         tasks = [asyncio.ensure_future(self._fetch_pieces(plan, pieces, max_bytes)) for pieces in groups]
@@ -75,27 +79,32 @@ class Peers:
         request = fetch_request(plan, pieces, max_bytes)
         preferred = plan.loaders[plan.loader[pieces[0]]]
         until = self._clock.monotonic() + PATIENCE_S
-        delay = 0.0
+        delay, mistakes = 0.0, 0
         while True:
             try:
                 return pieces, await self._fetch_from_any(request, preferred)
             except PeerError:
                 if self._clock.monotonic() >= until:
                     raise
+            except RoleFailed:
+                mistakes += 1
+                if mistakes == MISTAKES:
+                    raise
             delay = min(max(2 * delay, _FIRST_DELAY_S), _LAST_DELAY_S)
             await asyncio.sleep(delay)
 
     async def _fetch_from_any(self, request: loader_service_pb2.FetchRequest, preferred: str) -> Frame:
         """The answer of the preferred loader, else of the first other that gives one."""
+        problem: PeerError | RoleFailed
         try:
             return await self._fetch_from(preferred, request)
-        except PeerError as error:
+        except (PeerError, RoleFailed) as error:
             problem = error
         for address in await self._loader_addresses():
             try:
                 if address != preferred:
                     return await self._fetch_from(address, request)
-            except PeerError as error:
+            except (PeerError, RoleFailed) as error:
                 problem = error
         raise problem
 

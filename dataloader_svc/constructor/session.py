@@ -30,7 +30,14 @@ from dataloader_svc.constructor.collate import Form, bytes_needed
 from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.step import Bad, StepPlan, from_placed
-from dataloader_svc.errors import ConfigError, DataloaderError, NotLeader, PeerError, SessionSuperseded
+from dataloader_svc.errors import (
+    ConfigError,
+    DataloaderError,
+    NotLeader,
+    PeerError,
+    RoleFailed,
+    SessionSuperseded,
+)
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.store.base import Store
@@ -90,7 +97,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures = 0  # of the stream of plans, one after the other
         self._over: DataloaderError | None = None
-        self.failure: DataloaderError | None = None  # a mistake of ours that has ended it
+        self.failure: RoleFailed | None = None  # a mistake of ours that has ended it
 
     async def end(self, reason: DataloaderError) -> None:
         """Stop all work; `reason` is what readers of this session get from now on."""
@@ -109,7 +116,7 @@ class Session:
     def _mistaken(self, doing: str, error: BaseException) -> None:
         """A mistake of ours must reach all readers, who would wait; nothing here can be trusted any more."""
         log.error("%s: session %d failed %s", self._is.role.name, self.number, doing, exc_info=error)
-        self.failure = DataloaderError(self._is.role.mistake(doing, error))
+        self.failure = self._is.role.mistake(doing, error)
         self._stop(self.failure)
 
     async def wait_for(self, step: int) -> BuiltStep | None:

@@ -2,7 +2,8 @@
 
 A loader's address stands in the store under `endpoint/loader/<i>`. A block goes to the loader with the fewest
 leases and, when that one fails, to another: all of them can serve every block. Calls are made again until one
-succeeds or says that the data is at fault. Decides nothing about data.
+succeeds, or says that the data is at fault, or all have failed by mistakes of their own, time and again.
+Decides nothing about data.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from dataloader_client import methods
 from dataloader_client._pb import loader_service_pb2
 from dataloader_svc.clock import Clock
-from dataloader_svc.errors import NotLeader, PeerError
+from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
 from dataloader_svc.rpc.convert import probe_from_frame
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.sample import BlockId, ProbeColumns
@@ -34,6 +35,7 @@ _DESCRIBE_TIMEOUT_S = 3600.0  # a first index of a large source reads all of it;
 _PROBE_TIMEOUT_S = 600.0
 _RELEASE_TIMEOUT_S = 10.0
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
+_MISTAKES = 3
 _CALLS_A_LOADER = 4
 _SAY_AGAIN_S = 10.0
 
@@ -118,18 +120,22 @@ class LoaderPool:
         self, what: str, choose: Callable[[], str], call: Callable[[Peer], Awaitable[Result]]
     ) -> Result:
         """Call the chosen loader, then others, then all of them again after a pause."""
-        delay = _FIRST_DELAY_S
+        delay, mistakes = _FIRST_DELAY_S, 0
         while True:
             if not self._addresses:
                 await self._until_known(what)
             first = choose()
-            problem: PeerError | NotLeader | None = None
+            problem: PeerError | NotLeader | RoleFailed | None = None
             for address in [first, *(other for other in self._addresses if other != first)]:
                 try:
                     async with self._calls:
                         return await call(self._peer(address))
-                except (PeerError, NotLeader) as error:
+                except (PeerError, NotLeader, RoleFailed) as error:
                     problem = error
+            if isinstance(problem, RoleFailed):
+                mistakes += 1
+                if mistakes == _MISTAKES:
+                    raise problem
             self._say("can't %s yet: %s", what, problem)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)

@@ -115,14 +115,13 @@ async def _abort(
     context: grpc.aio.ServicerContext[Any, Any], method: Method, role: RoleName, error: Exception
 ) -> None:
     """End the call with the status of `error`. Only what is not ours is logged with its traceback."""
-    if isinstance(error, DataloaderError):
-        name = type(error).__name__
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        await context.abort(code_of(error), text, ((methods.ERROR_KEY, name),))
     if isinstance(error, DecodeError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{method.path}: request can't be parsed")
-    log.error("%s failed", method.path, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, role.mistake(f"in {method.name}", error))
+    if not isinstance(error, DataloaderError):
+        log.error("%s failed", method.path, exc_info=error)
+        error = role.mistake(f"in {method.name}", error)
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    await context.abort(code_of(error), text, ((methods.ERROR_KEY, type(error).__name__),))
 
 
 async def start_server(

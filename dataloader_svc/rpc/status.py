@@ -1,7 +1,7 @@
 """Our errors <-> gRPC status, both ways; the only file that translates.
 
 A status carries the error's class name in trailing metadata (`methods.ERROR_KEY`), so that the other side
-raises the same class with the same text. What is not ours becomes INTERNAL, in the words of
+raises the same class with the same text. What is not ours becomes RoleFailed, in the words of
 `RoleName.mistake`, and is logged where it happened.
 """
 
@@ -15,7 +15,7 @@ import grpc
 
 from dataloader_client.methods import ERROR_KEY
 from dataloader_svc import errors
-from dataloader_svc.errors import DataloaderError
+from dataloader_svc.errors import DataloaderError, RoleFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class RoleName:
     name: str
     log: Path | None = None
 
-    def mistake(self, doing: str, error: BaseException) -> str:
+    def mistake(self, doing: str, error: BaseException) -> RoleFailed:
         """What is told of an exception that nobody raised on purpose, to whoever must stop for it."""
         log = "its log" if self.log is None else f"its log, {self.log},"
-        return (
+        return RoleFailed(
             f"{self.name} failed {doing}: {type(error).__name__}: {error}. This is a mistake of the service, "
             f"not of the data or of the trainer; {log} has the traceback. Nothing is lost: start the "
             "trainers again from their last state_dict. If it comes again at the same place, restart "
@@ -45,6 +45,7 @@ _CODES: dict[type[DataloaderError], grpc.StatusCode] = {
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PeerError: grpc.StatusCode.UNAVAILABLE,
     errors.NotLeader: grpc.StatusCode.UNAVAILABLE,
+    errors.RoleFailed: grpc.StatusCode.INTERNAL,
     errors.StoreError: grpc.StatusCode.DATA_LOSS,
     errors.DataError: grpc.StatusCode.DATA_LOSS,
 }

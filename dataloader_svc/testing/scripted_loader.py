@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dataloader_client._pb import common_pb2, loader_service_pb2
 from dataloader_client.wire import Frame
-from dataloader_svc.errors import DataloaderError, SourceError
+from dataloader_svc.errors import SourceError
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
 
@@ -83,7 +83,7 @@ class ScriptedPlanLoader:
     """Handler of LoaderService. Raises `errors` first, one a request; remembers what it was asked."""
 
     sources: ScriptedSources
-    errors: list[DataloaderError] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
     described: list[tuple[str, int]] = field(default_factory=list)
     probed: list[BlockId] = field(default_factory=list)
     released: list[BlockId] = field(default_factory=list)

@@ -242,7 +242,7 @@ class ScriptedLoader:
     """Serves a Script's documents. Raises `errors[step]` first, one a request; `requests`: steps asked."""
 
     script: Script
-    errors: dict[int, list[DataloaderError]] = field(default_factory=dict)
+    errors: dict[int, list[Exception]] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 

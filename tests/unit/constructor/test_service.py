@@ -17,10 +17,10 @@ from dataloader_svc.constructor.core import Asked, GaveUp, Rank, Window
 from dataloader_svc.errors import (
     ConfigError,
     DataError,
-    DataloaderError,
     MeshError,
     Overloaded,
     PeerError,
+    RoleFailed,
     SessionSuperseded,
     SourceError,
     VersionError,
@@ -226,6 +226,17 @@ async def test_what_a_loader_says_of_the_data_reaches_the_reader():
 
 
 @run
+async def test_a_loader_that_makes_a_mistake_is_replaced_or_asked_again_but_not_for_ever():
+    async with serving(num_loaders=1) as (job, reader):
+        job.loaders[0].errors[0] = [ZeroDivisionError("x") for _ in range(2)]
+        job.loaders[0].errors[1] = [ZeroDivisionError("x") for _ in range(100)]  # it is built ahead too
+        await reader.join()
+        assert (await reader.read(0)).meta["microbatches"] == 8
+        with pytest.raises(RoleFailed, match=r"failed in Fetch: ZeroDivisionError: x\. (.|\n)*built step 1"):
+            await reader.read(1)
+
+
+@run
 async def test_a_restarted_planner_is_found_at_its_new_address():
     async with serving(Script(num_steps=12)) as (job, reader):
         await reader.join()
@@ -361,7 +372,7 @@ async def test_a_mistake_of_ours_reaches_all_readers_in_words_and_the_next_read_
         )
         waiting = [asyncio.create_task(reader.read(0, dp=rank)) for rank in range(2)]
         for error in await asyncio.gather(*waiting, return_exceptions=True):
-            assert type(error) is DataloaderError
+            assert type(error) is RoleFailed
             assert re.search(said, str(error))
         failed = job.constructors[0]._session
         assert failed.failure is not None
@@ -386,7 +397,7 @@ async def test_a_mistake_in_what_a_read_causes_ends_the_session_as_well(monkeypa
             return apply(window, event)
 
         monkeypatch.setattr(Window, "apply", broken)
-        with pytest.raises(PeerError, match=r"INTERNAL: .* failed in Read: AssertionError: bytes held\. "):
+        with pytest.raises(RoleFailed, match=r"failed in Read: AssertionError: bytes held\. "):
             await reader.read(4)
         assert "failed after Asked(step=4" in str(failed.failure)
         monkeypatch.undo()

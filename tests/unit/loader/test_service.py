@@ -18,7 +18,14 @@ from dataloader_client._pb import common_pb2
 from dataloader_client._pb import loader_service_pb2 as pb
 from dataloader_client.wire import Frame
 from dataloader_svc.config.schema import Config
-from dataloader_svc.errors import ConfigError, DataloaderError, Overloaded, PeerError, SourceError, StateError
+from dataloader_svc.errors import (
+    ConfigError,
+    DataloaderError,
+    Overloaded,
+    RoleFailed,
+    SourceError,
+    StateError,
+)
 from dataloader_svc.loader import service as service_module
 from dataloader_svc.loader.service import LoaderService
 from dataloader_svc.rpc.convert import probe_from_frame
@@ -369,7 +376,7 @@ def test_fault_points(
 
     async def scenario(_: LoaderService, peer: Peer) -> None:
         piece = ("web", 0, 0, 1)
-        with pytest.raises(PeerError, match=f"fault injected at {where}"):
+        with pytest.raises(RoleFailed, match=f"fault injected at {where}"):
             await fetch(peer, piece)
         assert len((await fetch(peer, piece)).arrays["ids"]) == 1
 

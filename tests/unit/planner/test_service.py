@@ -19,11 +19,11 @@ from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     DataError,
-    DataloaderError,
     MeshError,
     NotLeader,
     Overloaded,
     PeerError,
+    RoleFailed,
     SessionSuperseded,
     SourceError,
     StateError,
@@ -62,7 +62,7 @@ class World:
         self._loader_servers = []
 
     async def add_loader(
-        self, sources: ScriptedSources = SOURCES, errors: Sequence[DataloaderError] = ()
+        self, sources: ScriptedSources = SOURCES, errors: Sequence[Exception] = ()
     ) -> ScriptedPlanLoader:
         loader = ScriptedPlanLoader(sources, list(errors))
         server, address = await start_server({methods.LOADER: loader}, "127.0.0.1:0")
@@ -555,6 +555,21 @@ def test_what_one_loader_can_t_take_goes_to_another(tmp_path):
         assert {number for plan in plans for number in plan.piece_loader} == {0, 1}  # shared out
         assert first.probed
         assert second.probed
+
+    scenario(body, tmp_path)
+
+
+def test_a_loader_that_makes_a_mistake_is_replaced_or_asked_again_but_not_for_ever(tmp_path):
+    async def body(world: World) -> None:
+        first = await world.add_loader(errors=[ZeroDivisionError("x")] * 4)
+        await world.start()
+        await world.join()
+        assert len(await world.plans(1, 0, 1)) == 2
+        first.errors += [ZeroDivisionError("y")] * 100
+        with pytest.raises(RoleFailed, match=r"failed in \w+: ZeroDivisionError: y\. "):
+            await world.plans(1, 2, 200)
+        first.errors.clear()
+        assert not world.planner.failed.done()
 
     scenario(body, tmp_path)
 
