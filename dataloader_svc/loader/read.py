@@ -24,7 +24,7 @@ from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import assemble
 from dataloader_svc.transforms.slots import may_have_media, row_media, without_dead
-from dataloader_svc.transforms.vision import grid, num_tokens, smart_resize
+from dataloader_svc.transforms.vision import grid, num_tokens
 
 TOKENIZER_DIFFERS = "tokenizer_differs"
 """Kind of incident: the fast tokenizer gave other ids than the reference."""
@@ -255,8 +255,9 @@ def _probe_one(
         if isinstance(data, str):
             data = reader.read_media(data, samples.ref(index).shard)
         found = rule.readers[kind].probe(data)
-        size = smart_resize(found.height, found.width, rule.vision)
-        return _Probed((found.frames, *grid(*size, rule.vision)), np.array(found.timestamps, np.float32))
+        return _Probed(
+            (found.frames, *grid(*rule.size(found), rule.vision)), np.array(found.timestamps, np.float32)
+        )
     except BadSample as problem:
         return problem
 

@@ -6,22 +6,28 @@ used by `read.py` (probe) and `decode.py` (pixels).
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dataloader_svc.config.schema import Config, Source, VideoFields
 from dataloader_svc.errors import ConfigError
-from dataloader_svc.media.base import MediaReader
+from dataloader_svc.media import worker_media
+from dataloader_svc.media.base import MediaProbe, MediaReader
 from dataloader_svc.media.cropped import CroppedReader
+from dataloader_svc.media.sampling import VideoSampling
+from dataloader_svc.media.worker_reader import WorkerReader
+from dataloader_svc.media.workers import Limits, WorkerPool
 from dataloader_svc.sample import SampleId, keyed_rng
 from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
 from dataloader_svc.transforms.per_source import PictureCrop, Transform, TransformError, make_transforms
 from dataloader_svc.transforms.tokenizers import Tokenizer
-from dataloader_svc.transforms.vision import VisionRule
+from dataloader_svc.transforms.vision import VisionRule, smart_resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class SampleRule:
     transforms of the source, prepared
     crop       of its pictures; then `readers` says their size, and `reader` cuts them
     drop_bad   media of interleaved documents that can't be read are left out; else the document is bad
+    max_clip_pixels   of all frames of a video together
     """
 
     tokenizer: Tokenizer
@@ -44,6 +51,15 @@ class SampleRule:
     transforms: tuple[Transform, ...] = ()
     crop: PictureCrop | None = None
     drop_bad: bool = False
+    max_clip_pixels: int = VideoFields.model_fields["max_clip_pixels"].default
+
+    def size(self, found: MediaProbe) -> tuple[int, int]:
+        """(height, width) that each frame of a medium is given. Raises BadSample BAD_SHAPE."""
+        rule = self.vision
+        if found.kind == "video":
+            most = max(rule.side**2, min(rule.max_pixels, self.max_clip_pixels // found.frames))
+            rule = replace(rule, max_pixels=most, min_pixels=min(rule.min_pixels, most))
+        return smart_resize(found.height, found.width, rule)
 
     def reader(self, kind: int, sample: SampleId) -> MediaReader:
         """The reader that decodes a sample's media of a kind: a random crop depends on the sample."""
@@ -54,8 +70,25 @@ class SampleRule:
         return replace(reader, at_y=at_y, at_x=at_x)
 
 
-def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer) -> SampleRule:
-    """The rule of source `name`. Raises ConfigError for a token or template that doesn't serve."""
+def decode_workers(config: Config) -> WorkerPool:
+    """The processes in which one loader decodes what can hang or crash. Close it.
+
+    It costs nothing before there is work for it: its first process is started then.
+    """
+    loader = config.loader
+    limits = Limits(loader.workers or loader.threads, loader.decode_timeout, loader.worker_memory)
+    modules = {name.partition(":")[0] for name in worker_media.READERS.values()}
+    return WorkerPool(limits, preload=sorted({worker_media.__name__, *modules}))
+
+
+def sample_rule(
+    config: Config, name: str, base_dir: Path, tokenizer: Tokenizer, workers: WorkerPool | None = None
+) -> SampleRule:
+    """The rule of source `name`. Raises ConfigError for a token, template or library that doesn't serve.
+
+    workers   where videos are probed and decoded (`decode_workers`). None: in this process, for whoever
+              knows the clips, since one of a stranger's may hang it for ever
+    """
     source = config.sources[name]
     transforms = _prepared(source, base_dir)
     vision, crop = _geometry(config, source, transforms)
@@ -67,12 +100,13 @@ def sample_rule(config: Config, name: str, base_dir: Path, tokenizer: Tokenizer)
         tokenizer,
         DocumentRule.of(config, source, tokenizer, chat),
         vision,
-        _readers(config, source, crop),
+        _readers(config, source, crop, workers),
         verify=0.0 if tokenizer.is_reference else config.tokenizer_verify,
         seed=config.seed,
         transforms=transforms,
         crop=crop,
         drop_bad=source.interleaved is not None and source.interleaved.on_bad_image == "drop",
+        max_clip_pixels=(source.video or VideoFields()).max_clip_pixels,
     )
 
 
@@ -122,7 +156,9 @@ def _kinds(config: Config, source: Source) -> set[int]:
     }
 
 
-def _readers(config: Config, source: Source, crop: PictureCrop | None) -> dict[int, MediaReader]:
+def _readers(
+    config: Config, source: Source, crop: PictureCrop | None, workers: WorkerPool | None
+) -> dict[int, MediaReader]:
     # Imported where used: a loader of text pays for no decoder (PyAV alone is 100 MB).
     readers: dict[int, MediaReader] = {}
     kinds = _kinds(config, source)
@@ -132,10 +168,23 @@ def _readers(config: Config, source: Source, crop: PictureCrop | None) -> dict[i
         pictures = ImageReader(config.images.max_source_pixels)
         readers[IMAGE] = pictures if crop is None else CroppedReader(pictures, crop.height, crop.width)
     if VIDEO in kinds:
-        from dataloader_svc.media.sampling import VideoSampling
-        from dataloader_svc.media.video import VideoReader
+        settings = _video_settings(config, source.video or VideoFields())
+        if workers is not None:
+            readers[VIDEO] = WorkerReader(workers, MEDIA_KINDS[VIDEO], settings)
+        else:
+            from dataloader_svc.media.video import reader_of
 
-        video = source.video or VideoFields()
-        sampling = VideoSampling(fps=video.fps, frames=video.frames, max_frames=video.max_frames)
-        readers[VIDEO] = VideoReader(sampling, config.images.max_source_pixels)
+            readers[VIDEO] = reader_of(settings)
     return readers
+
+
+def _video_settings(config: Config, video: VideoFields) -> dict[str, Any]:
+    """What `media.video.reader_of` is told."""
+    if video.backend == "decord" and importlib.util.find_spec("decord") is None:
+        raise ConfigError("video: backend: decord isn't installed here (Arm has no wheel); use auto or pyav")
+    sampling = VideoSampling(video.fps, video.frames, video.keyframes, video.max_frames)
+    return {
+        "sampling": asdict(sampling),
+        "max_source_pixels": config.images.max_source_pixels,
+        "backend": video.backend,
+    }

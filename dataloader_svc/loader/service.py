@@ -24,7 +24,7 @@ from dataloader_svc.errors import ConfigError, DataloaderError, SourceError, Sta
 from dataloader_svc.loader import core
 from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
-from dataloader_svc.loader.rules import SampleRule, sample_rule
+from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BlockId, SampleId
@@ -71,6 +71,7 @@ class LoaderService:
         # Apart: a block with a thousand headers must not stand in front of pixels that a step waits for.
         self._probes = ThreadPoolExecutor(config.loader.threads, f"{self.name}-probe")
         self._media = ThreadPoolExecutor(config.loader.threads, f"{self.name}-media")
+        self._workers = decode_workers(config)
 
     async def start(self) -> None:
         """Load the tokenizer and resolve every source's rules. Raises ConfigError."""
@@ -82,7 +83,7 @@ class LoaderService:
         rules = {}
         for name in config.sources:
             try:
-                rules[name] = sample_rule(config, name, self._base_dir, tokenizer)
+                rules[name] = sample_rule(config, name, self._base_dir, tokenizer, self._workers)
             except DataloaderError as error:
                 error.add_note(f"in source {name!r}")
                 raise
@@ -91,11 +92,12 @@ class LoaderService:
         return rules
 
     async def stop(self) -> None:
-        """End reads and threads. What is being decoded is finished, what is queued is not begun."""
+        """End reads, workers and threads. What threads decode is finished, what is queued is not begun."""
         tasks = [*self._reading.values(), *self._opening.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._workers.close)  # whoever waits for one would hold up its thread
         for pool in (self._readers, self._builders, self._probes, self._media):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._blocks.clear()
