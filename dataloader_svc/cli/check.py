@@ -21,7 +21,7 @@ from dataloader_svc.cli.output import (
     progress_bars,
     table,
 )
-from dataloader_svc.cli.preflight import preflight
+from dataloader_svc.cli.preflight import Preflight, preflight
 from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey, tokens_per_step
 from dataloader_svc.config.cross import smallest_picture
 from dataloader_svc.config.load import LoadedConfig
@@ -51,22 +51,28 @@ def command(config: Path, rows: int, *, deep: bool, as_json: bool) -> int:
     Prints what is in each source and every problem with file, line and field. Exit code 1 when there are any.
     With --deep, nothing is left to be found out later: all that would be quarantined is counted.
     """
-    found = preflight(config)
-    problems = list(found.problems)
-    reports: dict[str, SourceReport] = {}
-    if found.loaded is not None:
-        names = [name for name in found.loaded.config.sources if name not in found.unusable]
-        threads = os.cpu_count() or 1 if deep else _HEADER_THREADS
-        with progress_bars() as bars, ThreadPoolExecutor(threads) as pool:
-            for name in names:
-                rule = found.rules.get(name)
-                reports[name], wrong = survey(found.loaded, name, rule, None if deep else rows, bars, pool)
-                problems += [*wrong, *_judge(found.loaded, reports[name])]
+    with preflight(config) as found:
+        reports, wrong = _survey_all(found, None if deep else rows)
+    problems = [*found.problems, *wrong]
     if as_json:
         _print_json(found.loaded, reports, problems)
     else:
         _print_text(console(), found.loaded, reports, problems, deep=deep)
     return 1 if problems else 0
+
+
+def _survey_all(found: Preflight, rows: int | None) -> tuple[dict[str, SourceReport], list[str]]:
+    """What is in every source that can be opened, and what is wrong, a line each. `rows`: None for all."""
+    problems: list[str] = []
+    reports: dict[str, SourceReport] = {}
+    if found.loaded is not None:
+        names = [name for name in found.loaded.config.sources if name not in found.unusable]
+        threads = os.cpu_count() or 1 if rows is None else _HEADER_THREADS
+        with progress_bars() as bars, ThreadPoolExecutor(threads) as pool:
+            for name in names:
+                reports[name], wrong = survey(found.loaded, name, found.rules.get(name), rows, bars, pool)
+                problems += [*wrong, *_judge(found.loaded, reports[name])]
+    return reports, problems
 
 
 def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigProblems, DataloaderError
 from dataloader_svc.loader.agreement import decide_backend
-from dataloader_svc.loader.rules import SampleRule, sample_rule
+from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
+from dataloader_svc.media.workers import WorkerPool
 from dataloader_svc.sources.base import SOURCES
 from dataloader_svc.sources.index import make_format
 from dataloader_svc.sources.reader import SourceReader
@@ -28,25 +30,34 @@ from dataloader_svc.transforms.tokenizers import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What a look at the configuration gave.
+    """What a look at the configuration gave. Leave it (`with`) when its rules are no longer used.
 
     loaded     None where the YAML is too broken to go on with
     problems   lines with file, line and field
     rules      by source; those that could not be resolved have a problem instead
     unusable   sources that can't be opened: format or path
+    workers    in which the rules decode what can hang; none of them runs before it is needed
     """
 
     loaded: LoadedConfig | None
     problems: tuple[str, ...]
     rules: Mapping[str, SampleRule]
     unusable: frozenset[str]
+    workers: WorkerPool | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.workers is not None:
+            self.workers.close()
 
 
 def load_checked(path: Path) -> LoadedConfig:
     """A configuration without known problems, its sources indexed; ConfigProblems names all there are."""
-    found = preflight(path)
-    if found.problems or found.loaded is None:
-        raise ConfigProblems(list(found.problems))
+    with preflight(path) as found:
+        if found.problems or found.loaded is None:
+            raise ConfigProblems(list(found.problems))
     readers, problems = _index(found.loaded)
     if problems:
         raise ConfigProblems(problems)
@@ -99,8 +110,9 @@ def preflight(path: Path) -> Preflight:
     sources = dict(_source_problems(loaded))
     found = [*problems, *(line for lines in sources.values() for line in lines)]
     unusable = frozenset(name for name, lines in sources.items() if lines)
-    found += _rule_problems(loaded, rules, unusable)
-    return Preflight(loaded, tuple(found), rules, unusable)
+    workers = decode_workers(loaded.config)
+    found += _rule_problems(loaded, rules, unusable, workers)
+    return Preflight(loaded, tuple(found), rules, unusable, workers)
 
 
 def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
@@ -131,7 +143,7 @@ def _source_problems(loaded: LoadedConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rule_problems(
-    loaded: LoadedConfig, rules: dict[str, SampleRule], unusable: frozenset[str]
+    loaded: LoadedConfig, rules: dict[str, SampleRule], unusable: frozenset[str], workers: WorkerPool
 ) -> Iterator[str]:
     """Fills `rules`."""
     config = loaded.config
@@ -146,7 +158,7 @@ def _rule_problems(
         yield loaded.problem(place, message)
     for name in config.sources:
         try:
-            rules[name] = sample_rule(config, name, loaded.base_dir, tokenizer)
+            rules[name] = sample_rule(config, name, loaded.base_dir, tokenizer, workers)
         except TransformError as error:
             if name not in unusable:  # those have been told
                 yield loaded.problem(("sources", name, *error.place), error.what)
