@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from dataloader_client.wire import Frame
 from dataloader_svc.errors import BadSample, Overloaded, Reason, StateError
 from dataloader_svc.loader.read import BlockReader, HeldBlock
 from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.transforms.base import MEDIA_KINDS
 from dataloader_svc.transforms.vision import to_patches
@@ -125,15 +127,22 @@ def check_size(pieces: Sequence[TakenPiece], max_bytes: int) -> None:
         )
 
 
-def decode(pieces: Sequence[TakenPiece], patch: int, pool: Executor) -> Frame:
-    """The frame of FetchRequest, less the times. All media are decoded in `pool`, each into its place."""
+def decode(
+    pieces: Sequence[TakenPiece], patch: int, pool: Executor, waiting: Executor | None = None
+) -> Frame:
+    """The frame of FetchRequest, less the times. All media are decoded in `pool`, each into its place.
+
+    `waiting` runs those that wait for a worker process; None: `pool` does.
+    """
     media = [(number, medium) for number, piece in enumerate(pieces) for medium in piece.media]
     ends = np.cumsum([0, *(medium.patches for _, medium in media)])
     pixels = np.empty((int(ends[-1]), 3 * patch**2), np.uint8)
-    results = pool.map(
-        lambda task: _decode_one(pieces[task[0][0]], task[0][1], pixels[task[1] : task[2]]),
-        zip(media, ends[:-1].tolist(), ends[1:].tolist(), strict=True),
-    )
+    tasks = []
+    for (number, medium), start, end in zip(media, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        piece = pieces[number]
+        executor = (waiting or pool) if only_waits(piece.rule.readers[medium.kind]) else pool
+        tasks.append((executor, partial(_decode_one, piece, medium, pixels[start:end])))
+    results = run_in_order(tasks)
     ok = np.ones(len(pieces), np.uint8)
     bad: list[list[Any]] = []
     for (number, _), problem in zip(media, results, strict=True):

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample
 from dataloader_svc.loader.rules import SampleRule
+from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.loader.transformed import transformed
 from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
@@ -94,14 +96,17 @@ class HeldBlock:
         return arrays + sum(len(data) for data in self.media.data if isinstance(data, bytes))
 
 
-def read_block(reader: BlockReader, block: BlockId, rule: SampleRule, pool: Executor) -> HeldBlock:
+def read_block(
+    reader: BlockReader, block: BlockId, rule: SampleRule, pool: Executor, waiting: Executor | None = None
+) -> HeldBlock:
     """Read, probe, tokenize. `pool` runs the probes; do not call this from one of its own threads.
 
+    `waiting` runs those that wait for a worker process; None: `pool` does.
     Bad samples have no tokens and stand in `bad`. Raises only what is no sample's fault.
     """
     samples = transformed(reader.read_block(block), rule.transforms)
     bad = dict(samples.bad)
-    found = _probe_media(reader, samples, rule, pool, bad)
+    found = _probe_media(reader, samples, rule, (pool, waiting or pool), bad)
     columns = samples.columns
     rows = RowColumns(
         len(samples),
@@ -212,7 +217,11 @@ class _Media(NamedTuple):
 
 
 def _probe_media(
-    reader: BlockReader, samples: BlockSamples, rule: SampleRule, pool: Executor, bad: dict[int, BadSample]
+    reader: BlockReader,
+    samples: BlockSamples,
+    rule: SampleRule,
+    pools: tuple[Executor, Executor],
+    bad: dict[int, BadSample],
 ) -> _Media:
     """Media of good rows. A row with a bad medium is added to `bad`."""
     media: list[_Medium] = []
@@ -224,13 +233,12 @@ def _probe_media(
                 bad[index] = problem
     if not media:
         return _Media(MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), [], [], {})
-    chunks = [media[i : i + _PROBES_A_TASK] for i in range(0, len(media), _PROBES_A_TASK)]
-    results = pool.map(lambda chunk: [_probe_one(reader, samples, rule, medium) for medium in chunk], chunks)
+    results = _probe_all(reader, samples, rule, media, pools)
     good: list[tuple[_Medium, _Probed]] = []
     dead: dict[int, set[int]] = {}
     slots = itertools.count()
     row = -1
-    for medium, result in zip(media, itertools.chain.from_iterable(results), strict=True):
+    for medium, result in zip(media, results, strict=True):
         if medium[0] != row:
             row, slots = medium[0], itertools.count()
         slot = next(slots)
@@ -242,6 +250,31 @@ def _probe_media(
             bad.setdefault(row, result)
     kept = [(medium, found) for medium, found in good if medium[0] not in bad]
     return _columns(len(samples), kept, rule, dead)
+
+
+def _probe_all(
+    reader: BlockReader,
+    samples: BlockSamples,
+    rule: SampleRule,
+    media: Sequence[_Medium],
+    pools: tuple[Executor, Executor],
+) -> list[_Probed | BadSample]:
+    """In the order of `media`; `pools` are that of most probes, and that of those that only wait."""
+    waits = [only_waits(rule.readers.get(kind)) for _, kind, _ in media]
+    here = [i for i, wait in enumerate(waits) if not wait]
+    chunks = [(pools[0], here[i : i + _PROBES_A_TASK]) for i in range(0, len(here), _PROBES_A_TASK)]
+    chunks += [(pools[1], [i]) for i, wait in enumerate(waits) if wait]
+
+    def probe(chunk: list[int]) -> list[_Probed | BadSample]:
+        return [_probe_one(reader, samples, rule, media[i]) for i in chunk]
+
+    results = run_in_order((pool, partial(probe, chunk)) for pool, chunk in chunks)
+    found = {
+        i: one
+        for (_, chunk), many in zip(chunks, results, strict=True)
+        for i, one in zip(chunk, many, strict=True)
+    }
+    return [found[i] for i in range(len(media))]
 
 
 def _probe_one(

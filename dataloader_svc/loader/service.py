@@ -72,6 +72,9 @@ class LoaderService:
         self._probes = ThreadPoolExecutor(config.loader.threads, f"{self.name}-probe")
         self._media = ThreadPoolExecutor(config.loader.threads, f"{self.name}-media")
         self._workers = decode_workers(config)
+        waiting = self._workers.limits.workers
+        self._waiting_probes = ThreadPoolExecutor(waiting, f"{self.name}-probe-worker")
+        self._waiting_media = ThreadPoolExecutor(waiting, f"{self.name}-media-worker")
 
     async def start(self) -> None:
         """Load the tokenizer and resolve every source's rules. Raises ConfigError."""
@@ -98,7 +101,8 @@ class LoaderService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self._workers.close)  # whoever waits for one would hold up its thread
-        for pool in (self._readers, self._builders, self._probes, self._media):
+        media = (self._probes, self._media, self._waiting_probes, self._waiting_media)
+        for pool in (self._readers, self._builders, *media):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._blocks.clear()
 
@@ -131,7 +135,9 @@ class LoaderService:
         check_size(pieces, request.max_bytes)
         taken = self._clock.monotonic()
         patch = self._config.images.patch
-        frame = await self._in(self._builders, lambda: decode(pieces, patch, self._media))
+        frame = await self._in(
+            self._builders, lambda: decode(pieces, patch, self._media, self._waiting_media)
+        )
         frame.meta["read_s"] = taken - began
         frame.meta["decode_s"] = self._clock.monotonic() - taken
         faultpoint.point("loader.fetched")
@@ -212,7 +218,9 @@ class LoaderService:
             self._drop(self._table.apply(core.Wanted(block, estimate)))
         try:
             rule = self._rules[block.source]
-            held = await self._in(self._readers, lambda: read_block(reader, block, rule, self._probes))
+            held = await self._in(
+                self._readers, lambda: read_block(reader, block, rule, self._probes, self._waiting_probes)
+            )
         except BaseException:
             await self._end_read(core.Failed(block))
             raise
