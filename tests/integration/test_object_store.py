@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dataloader_client import DataServiceLoader
@@ -97,6 +99,41 @@ def test_every_format_reads_the_same_as_locally(name: str, store: Store, tmp_pat
     )
     assert epoch(warm) == epoch(local)
     assert sum(request.sent for request in store.gets(".")) == 0, "the second time all comes from the disk"
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_compressed_object_is_read_once_and_an_outage_is_none_of_its_damage(
+    how: str, store: Store, tmp_path: Path
+) -> None:
+    noise = b"".join(pow(7, number, 2**255).to_bytes(32, "big") for number in range(100_000))
+
+    def pack(data: bytes) -> bytes:
+        return gzip.compress(data, 1) if how == "gzip" else pa.Codec("zstd").compress(data, asbytes=True)
+
+    store.put(f"packed-{how}", pack(noise))
+    path = f"s3://{BUCKET}/packed-{how}"
+    storage = storage_of(store, retries=1)
+    store.fail(INTERNAL, times=20, part="packed")
+    with pytest.raises(Unreachable, match=f"packed-{how}"):
+        storage.read_expanded(path, 0, 1)
+    store.faults.clear()
+    storage.read_expanded(path, 0, 1)  # what it is, is known from here on: the next outage meets the body
+    noise, packed = noise[1:], pack(noise[1:])
+    store.put(f"packed-{how}", packed)
+    store.fail(INTERNAL, times=20, part="packed")
+    with pytest.raises(Unreachable, match=f"packed-{how}"):
+        storage.read_expanded(path, 0, 1)
+    store.faults.clear()
+    store.requests.clear()
+    for at in (0, 2_000_000, 1_000):
+        assert storage.read_expanded(path, at, 50) == noise[at : at + 50]
+    assert sum(request.sent for request in store.gets("packed")) < 2 * len(packed)
+    store.put(f"packed-{how}", packed[:-100])
+    fresh = storage_of(store)
+    opened = fresh.open_expanded(path)
+    with opened.file as file:
+        assert noise.startswith(file.read())
+    assert opened.cut
 
 
 def test_a_block_costs_its_own_bytes(store: Store, tmp_path: Path) -> None:
