@@ -79,9 +79,12 @@ def run(specs: Sequence[tuple[str, int, int]], tally: Tally, patience_s: float =
     """Run cases (target, first seed, count) in children, a new one after each that dies or hangs."""
     left = list(specs)
     while left:
-        with tempfile.TemporaryFile() as errors:
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
             command = [sys.executable, "-m", "tests.fuzz.child", *(f"{t}:{s}:{n}" for t, s, n in left)]
-            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors) as child:
+            place = os.environ | {"TMPDIR": scratch}  # ours to remove: a child may die
+            with subprocess.Popen(
+                command, cwd=ROOT, env=place, stdout=subprocess.PIPE, stderr=errors
+            ) as child:
                 last, hung = _watch(child, tally, patience_s)
             if last is None:
                 if child.returncode == 0:

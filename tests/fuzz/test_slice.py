@@ -76,6 +76,13 @@ def test_a_child_that_dies_is_named_and_the_rest_goes_on(monkeypatch):
     assert "--target a --seed 5 --count 1" in str(tally.found[0])
 
 
+def test_a_child_that_dies_leaves_no_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(fuzz.tempfile, "tempdir", str(tmp_path))
+    write = "(Path(tempfile.mkdtemp()) / 'left').write_bytes(b'')"
+    watched(monkeypatch, f"import tempfile; from pathlib import Path; {write}; {CHILDREN['dies']}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_child_that_hangs_is_killed_and_named(monkeypatch):
     tally, _ = watched(monkeypatch, CHILDREN["hangs"], patience_s=0.2)
     assert tally.found[0].what == "hung for 0 s"
