@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {
     "explain": "Which rows of which shards a step and rank get, and why there.",
     "bench": "Batches, tokens and bytes a second, and who waited for whom.",
     "audit": "Run steps on several meshes in real processes and prove the contracts.",
-    "quarantine": "Samples that were skipped, with their reasons.",
+    "quarantine": "Samples that could not be used: list them by reason, export them.",
     "incidents": "Documents that two tokenizers encode differently.",
 }
 

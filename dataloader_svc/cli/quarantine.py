@@ -1,70 +1,151 @@
-"""`dataloader-svc quarantine`: the samples that were skipped, with their reasons."""
+"""`dataloader-svc quarantine`: the samples that a job could not use, and why, for people to repair.
+
+Without a further word it lists; `export` (`quarantine_export.py`) hands over what a repair needs.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from dataloader_svc.cli.output import config_argument, console, examples, json_option, print_json, table
-from dataloader_svc.config.load import load_config
+from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.engine.spec import job_spec
-from dataloader_svc.errors import ConfigError
+from dataloader_svc.errors import ConfigError, Reason
 from dataloader_svc.registry import nearest
+from dataloader_svc.store.base import Store
 from dataloader_svc.store.open import open_existing
 from dataloader_svc.store.quarantine_log import Quarantined, quarantine
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@click.command(
+ACTIONS = {
+    "list": "The samples, with counts by source and reason (the default).",
+    "export": "The same as JSON lines or CSV, and what the rows hold, for a repair.",
+}
+
+
+class _ListsByDefault(click.Group):
+    """`quarantine job.yaml` is `quarantine list job.yaml`. Actions are imported when they are used."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*ACTIONS, *ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(ACTIONS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name == "list":
+            return list_command
+        if cmd_name not in ACTIONS:
+            return None
+        action: click.Command = importlib.import_module(f"dataloader_svc.cli.quarantine_{cmd_name}").command
+        return action
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Actions"):
+            formatter.write_dl(list(ACTIONS.items()))
+
+
+@click.group(
+    cls=_ListsByDefault,
     epilog=examples(
         "dataloader-svc quarantine mixture.yaml",
-        "dataloader-svc quarantine mixture.yaml --source captions --json",
-    )
+        "dataloader-svc quarantine mixture.yaml --source captions --reason truncated --json",
+        "dataloader-svc quarantine export mixture.yaml --format csv --to bad.csv",
+    ),
 )
-@config_argument
-@click.option("--source", help="Only this source.")
-@click.option("--limit", default=50, show_default=True, help="Rows to print; --json prints all.")
-@click.option("--store", help="State store to read, instead of the configured one.")
-@json_option
-def command(config: Path, source: str | None, limit: int, store: str | None, *, as_json: bool) -> None:
-    """List the samples that a job has skipped: source, shard, row, reason."""
-    loaded = load_config(config)
+def command() -> None:
+    """The samples that a job has skipped, or delivered without loss: source, shard, row, reason."""
+
+
+def choosing(function: F) -> F:
+    """The options that say which samples are meant, and in which store."""
+    for option in (
+        click.option("--store", help="State store to read, instead of the configured one."),
+        click.option("--reason", multiple=True, help="Only this reason; may be given more than once."),
+        click.option("--source", help="Only this source."),
+    ):
+        function = option(function)
+    return function
+
+
+def open_job_store(loaded: LoadedConfig, store: str | None) -> Store | None:
+    """The job's store, or that of `--store`; None where there is none yet."""
+    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store)
+    return open_existing(spec.store, spec.base_dir)
+
+
+def chosen(
+    loaded: LoadedConfig, store: Store | None, source: str | None, reasons: Iterable[str]
+) -> list[Quarantined]:
+    """The quarantined samples that are meant. ConfigError for a source or reason that doesn't exist."""
     if source is not None and source not in loaded.config.sources:
         known = sorted(loaded.config.sources)
         raise ConfigError(
             f"no source is called {source!r}; sources: {', '.join(known)}{nearest(source, known)}"
         )
-    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store)
-    opened = open_existing(spec.store, spec.base_dir)
-    rows: list[Quarantined] = []
-    if opened is not None:
-        with closing(opened):
-            rows = quarantine(opened, source)
-    if as_json:
-        print_json(
-            [
-                {
-                    "source": row.sample.source,
-                    "epoch": row.sample.epoch,
-                    "position": row.sample.position,
-                    "shard": row.row.shard,
-                    "row": row.row.row,
-                    "reason": row.reason,
-                    "detail": row.detail,
-                }
-                for row in rows
-            ]
+    wanted = set(reasons)
+    known = sorted(each.value for each in Reason if each != Reason.FILTERED)
+    for reason in sorted(wanted - set(known)):
+        raise ConfigError(
+            f"no reason is called {reason!r}; reasons: {', '.join(known)}{nearest(reason, known)}"
         )
+    rows = [] if store is None else quarantine(store, source)
+    return [row for row in rows if not wanted or row.reason in wanted]
+
+
+def as_values(row: Quarantined) -> dict[str, object]:
+    """One sample for JSON and CSV."""
+    return {
+        "source": row.sample.source,
+        "epoch": row.sample.epoch,
+        "position": row.sample.position,
+        "shard": row.row.shard,
+        "row": row.row.row,
+        "reason": row.reason,
+        "detail": row.detail,
+        "delivered": row.delivered,
+    }
+
+
+@click.command(name="list")
+@config_argument
+@choosing
+@click.option("--limit", default=50, show_default=True, help="Rows to print; --json prints all.")
+@json_option
+def list_command(
+    config: Path, source: str | None, reason: tuple[str, ...], store: str | None, limit: int, *, as_json: bool
+) -> None:
+    """List the samples that a job could not use, and count them by source and reason."""
+    loaded = load_config(config)
+    opened = open_job_store(loaded, store)
+    if opened is None:
+        rows = chosen(loaded, None, source, reason)
+    else:
+        with closing(opened):
+            rows = chosen(loaded, opened, source, reason)
+    if as_json:
+        print_json([as_values(row) for row in rows])
         return
     out = console()
     if not rows:
         out.print("nothing is in quarantine")
         return
-    shown = [(r.sample, f"{r.row.shard}:{r.row.row}", r.reason, r.detail) for r in rows[:limit]]
-    out.print(table("", ("sample", "row", "reason", "detail"), shown))
+    shown = [
+        (row.sample, row.row, row.reason, "without loss" if row.delivered else "skipped", row.detail)
+        for row in rows[:limit]
+    ]
+    out.print(table("", ("sample", "row", "reason", "was", "detail"), shown))
     counts = Counter((row.sample.source, row.reason) for row in rows)
     out.print(f"\n{len(rows)} samples" + (f", {limit} shown" if len(rows) > limit else ""))
-    for (name, reason), count in counts.most_common():
-        out.print(f"  {count:6} {name}: {reason}", markup=False)
+    for (name, found), count in counts.most_common():
+        out.print(f"  {count:6} {name}: {found}", markup=False)

@@ -295,7 +295,7 @@ class Session:
 
 def _quarantined(bad: Bad) -> Quarantined:
     name = SampleId(bad.source, bad.epoch, bad.position)
-    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail)
+    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail, delivered=True)
 
 
 def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:

@@ -19,12 +19,16 @@ PREFIX = "quarantine/"
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A skipped sample: its name, where it lies, an `errors.Reason`, and what was found."""
+    """A bad sample: its name, where it lies, an `errors.Reason`, and what was found.
+
+    delivered   a step has it, without loss: only its pixels turned out to be bad
+    """
 
     sample: SampleId
     row: RowRef
     reason: str
     detail: str = ""
+    delivered: bool = False
 
 
 def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
@@ -56,12 +60,12 @@ def _key(prefix: str, sample: SampleId) -> str:
 
 
 def _value(row: Quarantined) -> bytes:
-    return json.dumps([row.row.shard, row.row.row, str(row.reason), row.detail]).encode()
+    values = [row.row.shard, row.row.row, str(row.reason), row.detail]
+    return json.dumps([*values, True] if row.delivered else values).encode()
 
 
 def _parse(name: str, value: bytes) -> Quarantined:
     source, epoch, position = name.split("/")
-    shard, row, reason, detail = json.loads(value)
-    return Quarantined(
-        SampleId(unquote(source), int(epoch), int(position)), RowRef(shard, row), reason, detail
-    )
+    shard, row, reason, detail, *delivered = json.loads(value)
+    sample = SampleId(unquote(source), int(epoch), int(position))
+    return Quarantined(sample, RowRef(shard, row), reason, detail, bool(delivered))

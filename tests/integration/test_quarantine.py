@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import tarfile
@@ -89,9 +90,58 @@ def test_the_job_goes_on_and_every_bad_sample_is_listed(bad: Path) -> None:
     positions = {(row["source"], row["position"]) for row in rows}
     assert len(positions & set(delivered)) == 1  # the masked one alone is both
 
+    assert [row["row"] for row in rows if row["delivered"]] == [42]
+
     text = run_cli("quarantine", bad, "--source", "photos")
     assert "photos.tar:40" in text.stdout
     assert "3 samples" in text.stdout
+    listed = run_cli("quarantine", "list", bad, "--reason", "empty_text", "--reason", "not_media", "--json")
+    assert [(row["source"], row["row"]) for row in json.loads(listed.stdout)] == [
+        ("notes", 7),
+        ("photos", 40),
+    ]
+    misspelt = run_cli("quarantine", bad, "--reason", "empty_txt")
+    assert misspelt.returncode == 2
+    assert "did you mean 'empty_text'" in misspelt.stderr
+
+    assert_exports(bad, rows)
+
+
+def assert_exports(job: Path, rows: list[dict[str, Any]]) -> None:
+    """`rows` as JSON lines and as CSV, and what they hold as files."""
+    lines = run_cli("quarantine", "export", job)
+    found = [json.loads(line) for line in lines.stdout.splitlines()]
+    assert found == [{"sample": f"{row['source']}/{row['epoch']}/{row['position']}", **row} for row in rows]
+    folder = job.parent / "bad rows"
+    to = job.parent / "bad.csv"
+    done = run_cli("quarantine", "export", job, "--format", "csv", "--to", to, "--rows", folder)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    with to.open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [(each["sample"], each["reason"]) for each in written] == [
+        (each["sample"], each["reason"]) for each in found
+    ]
+    contents = {}
+    for each in found:
+        sample = folder / each["sample"].replace("/", "-")
+        contents[each["source"], each["row"]] = sample, json.loads((sample / "row.json").read_text())
+    assert contents["notes", 7][1]["fields"] == {"text": "   "}
+    assert contents["notes", 5][1]["read_now"]["reason"] == "bad_record"
+    with tarfile.open(job.parent / "photos.tar") as tar:
+        for row, name in ((40, "900.jpg"), (42, "902.jpg")):
+            sample, values = contents["photos", row]
+            (medium,) = values["fields"]["image"]
+            member = tar.extractfile(name)
+            assert member is not None
+            assert (sample / medium["file"]).read_bytes() == member.read()
+    assert medium["file"] == "image-0.jpg"
+
+    # A name that means another row now would hand over the wrong one.
+    tar = job.parent / "photos.tar"
+    tar.write_bytes(tar.read_bytes() + bytes(10240))
+    again = run_cli("quarantine", "export", job, "--rows", job.parent / "again")
+    assert again.returncode == 1
+    assert again.stderr.count("row not written: its files are not those that") == 3
 
 
 def test_a_source_that_is_mostly_bad_stops_the_job_and_says_why(data: Path, tmp_path: Path) -> None:
