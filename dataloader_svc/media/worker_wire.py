@@ -65,7 +65,9 @@ class Channel:
         """One message; its payload is the parts one after the other."""
         text = json.dumps(value).encode()
         views = [
-            (memoryview(part) if isinstance(part, bytes) else part.reshape(-1).data).cast("B")
+            memoryview(part)
+            if isinstance(part, bytes)
+            else np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
             for part in parts
         ]
         size = sum(len(view) for view in views)

@@ -15,6 +15,8 @@ which has the interface of every other `MediaReader`.
 What `call` raises: BadSample, namely the operation's own; `decode_timeout` where it wasn't done in time and
 its worker was killed; `decoder_crashed` where its worker died, and a second, fresh one too (so that one which
 the system killed for memory, or a person, costs no sample). PeerError where no worker can be started.
+What was refused so is refused again at once, for as long as the pool lives: a step that is asked for anew
+doesn't wait for the same clip again, and gets the same answer.
 
 Workers are started when first needed, or by `start`, as fresh interpreters (no fork: the loader has threads).
 One that has grown beyond half its memory, or has done `max_tasks`, is replaced. All end with `close`, and
@@ -24,6 +26,8 @@ each of those at work has its deadline.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import threading
@@ -37,6 +41,8 @@ from dataloader_svc.media.worker_process import WorkerDied, WorkerProcess, Worke
 from dataloader_svc.media.worker_wire import Answer
 
 log = logging.getLogger(__name__)
+
+_MOST_REFUSED = 10_000  # 100 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,10 @@ class _Slot:
         return 0 if self.worker is None else 1 if self.worker.tasks == 0 else 2
 
 
+class _Refused(BadSample):
+    """By what became of the worker, not by the operation."""
+
+
 class WorkerPool:
     """See the module. `preload`: modules that a worker imports before it takes work.
 
@@ -93,6 +103,7 @@ class WorkerPool:
         self._slots = [_Slot() for _ in range(limits.workers)]
         self._idle = list(self._slots)
         self._closed = False
+        self._refused: dict[bytes, BadSample] = {}
         self._started = self._timeouts = self._crashes = self._replaced = 0
 
     def __enter__(self) -> Self:
@@ -114,9 +125,14 @@ class WorkerPool:
 
     def call(self, operation: str, arguments: Mapping[str, Any], payload: bytes = b"") -> Answer:
         """Run an operation in a worker and wait for it. Raises BadSample and PeerError: see the module."""
+        if self._refused:  # hashing has its price, 1 ms a MB, and few pools have met any
+            self._refuse_again(_digest(operation, arguments, payload))
         slot = self._take()
         try:
             return self._ask(slot, operation, arguments, payload)
+        except _Refused as bad:
+            self._remember(_digest(operation, arguments, payload), bad)
+            raise BadSample(bad.reason, bad.detail) from None
         finally:
             self._give_back(slot)
 
@@ -175,10 +191,10 @@ class WorkerPool:
                 self._end(slot, timeouts=1)
                 self._restart(slot)
                 detail = f"not done after {self.limits.timeout_s:g} s; its process was killed"
-                raise BadSample(Reason.DECODE_TIMEOUT, detail) from None
+                raise _Refused(Reason.DECODE_TIMEOUT, detail) from None
         self._end(slot, crashes=1)
         self._restart(slot)
-        raise BadSample(Reason.DECODER_CRASHED, f"its process {deaths[0]}, and a second one {deaths[1]}")
+        raise _Refused(Reason.DECODER_CRASHED, f"its process {deaths[0]}, and a second one {deaths[1]}")
 
     def _begin(self, slot: _Slot) -> WorkerProcess:
         """The slot's worker, started now where it has none. Raises PeerError."""
@@ -221,6 +237,26 @@ class WorkerPool:
         if worker is not None:
             worker.close()
 
+    def _remember(self, digest: bytes, bad: BadSample) -> None:
+        with self._change:
+            self._refused[digest] = bad
+            if len(self._refused) > _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
+
+    def _refuse_again(self, digest: bytes) -> None:
+        with self._change:
+            bad = self._refused.get(digest)
+        if bad is not None:
+            raise BadSample(bad.reason, bad.detail)
+
     def _check_open(self) -> None:
         if self._closed:
             raise PeerError("this process's decode workers have been stopped")
+
+
+def _digest(operation: str, arguments: Mapping[str, Any], payload: bytes) -> bytes:
+    """Of a call."""
+    digest = hashlib.blake2b(json.dumps([operation, arguments], sort_keys=True).encode(), digest_size=16)
+    digest.update(b"\0")
+    digest.update(payload)
+    return digest.digest()
