@@ -302,7 +302,7 @@ def test_a_server_that_is_not_ours_is_recognised():
         (errors.SessionSuperseded("join again"), SessionSupersededError),
         (errors.NotLeader("another planner leads"), ServiceUnavailableError),
         (errors.Overloaded("no memory"), ServiceUnavailableError),
-        (RuntimeError("a bug"), ServiceUnavailableError),  # retried: the role may have been restarted
+        (RuntimeError("a bug"), DataStoppedError),  # a mistake of the planner would come again
     ],
 )
 def test_what_the_service_says_keeps_its_meaning_and_text(service, raised, expected):
