@@ -1,6 +1,6 @@
 """Write the reference pages that come from the code, or with --check say whether they are fresh.
 
-configuration.md  from `dataloader_svc/config/schema.py`: every field, its type, default and meaning
+configuration.md  from `dataloader_svc/config/schema/`: every field, its type, default and meaning
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
 HEAD = """\
 # Configuration
 
-Generated from `dataloader_svc/config/schema.py` by `make docs`. A field that is not listed is an error, with the
+Generated from `dataloader_svc/config/schema/` by `make docs`. A field that is not listed is an error, with the
 nearest known name. `${VAR}` and `${VAR:-default}` come from the environment. Sizes are written `512MiB`, `4GiB`.
 Relative paths start from the folder of the file. `dataloader-svc check FILE` finds all problems of a file at once.
 

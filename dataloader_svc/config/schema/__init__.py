@@ -1,0 +1,52 @@
+"""The YAML of a job as frozen models: the one place where defaults live.
+
+Knows nothing of files (`load.py` reads them) nor of what the values do; `cross.py` holds them against each
+other. Field descriptions are the reference that `docs/configuration.md` is generated from, so they are
+written for the person who configures. A default that was measured or taken from somewhere says so.
+"""
+
+from dataloader_svc.config.schema.batch import BatchUnit, GlobalBatch, Mixture, MixtureStep
+from dataloader_svc.config.schema.fields import Interleaved, VideoFields
+from dataloader_svc.config.schema.job import FIELDS_ALONE, Config
+from dataloader_svc.config.schema.model import Bytes, Model, parse_size
+from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
+from dataloader_svc.config.schema.source import Shuffle, Source
+from dataloader_svc.config.schema.storage import StorageSettings
+from dataloader_svc.config.schema.strategy import Cost, EncoderCostConfig, LlmCostConfig, Mesh, Strategy
+from dataloader_svc.config.schema.tokens import (
+    Images,
+    Markers,
+    MediaTokens,
+    TokenizerBackend,
+    TokenizerOptions,
+)
+
+__all__ = [
+    "FIELDS_ALONE",
+    "BatchUnit",
+    "Bytes",
+    "Config",
+    "Constructor",
+    "Cost",
+    "EncoderCostConfig",
+    "GlobalBatch",
+    "Images",
+    "Interleaved",
+    "LlmCostConfig",
+    "Loader",
+    "Markers",
+    "MediaTokens",
+    "Mesh",
+    "Mixture",
+    "MixtureStep",
+    "Model",
+    "Planner",
+    "Shuffle",
+    "Source",
+    "StorageSettings",
+    "Strategy",
+    "TokenizerBackend",
+    "TokenizerOptions",
+    "VideoFields",
+    "parse_size",
+]
