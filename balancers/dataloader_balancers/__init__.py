@@ -2,7 +2,7 @@
 
 PACKERS   name -> pieces into sequences      (`pack.py`)
 BALANCERS name -> work onto ranks            (`assign.py`)
-CUTS      name -> one sequence over cp ranks (`context_parallel.py`)
+CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
 Costs are in `cost.py`, lower bounds in `bounds.py`; docs/balancing.md says what each is for.
 """
@@ -11,16 +11,22 @@ from dataloader_balancers.assign import BALANCERS, two_phase_lpt
 from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
+from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
 from dataloader_balancers.pack import PACKERS, Limit, pack_all
 
 __all__ = [
     "BALANCERS",
     "CUTS",
     "PACKERS",
+    "ChosenCut",
+    "CutLoad",
     "EncoderCost",
     "Floor",
+    "Kernel",
     "Limit",
     "LlmCost",
+    "choose_cut",
+    "cut_load",
     "floor",
     "gap",
     "imbalance",
