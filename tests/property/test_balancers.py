@@ -20,7 +20,8 @@ from dataloader_balancers import (
     sequence_cost,
     two_phase_lpt,
 )
-from dataloader_balancers.assign import ORDERED, _exchange, _lpt_rounds, _smallest
+from dataloader_balancers.assign import ORDERED
+from dataloader_balancers.assign.lpt import _exchange, _lpt_rounds, _smallest
 
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)
 balancers = pytest.mark.parametrize("balancer", BALANCERS.values(), ids=BALANCERS)

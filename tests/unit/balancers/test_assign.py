@@ -13,7 +13,8 @@ from dataloader_balancers import (
     sequence_cost,
     two_phase_lpt,
 )
-from dataloader_balancers.assign import _lpt_heap, _lpt_rounds, assign
+from dataloader_balancers.assign import assign
+from dataloader_balancers.assign.lpt import _lpt_heap, _lpt_rounds
 from dataloader_balancers.pack import pack
 
 

@@ -1,0 +1,48 @@
+"""Work onto ranks: which of `num_ranks` gets each item, so that the dearest rank is as cheap as can be.
+
+An item is whatever can't be divided among ranks: a packed sequence, a microbatch, a picture. Knows nothing
+of tokens: a cap on tokens or patches is kept by the packer, a sequence at a time, and `per_rank` sequences
+of it are then a cap on the rank.
+
+Every balancer, one a file, has one signature and one contract
+(`dataloader_svc.testing.balancers.BalancerContract`):
+
+    assign(costs, num_ranks, per_rank=None) -> int32 (n,)
+
+    costs     float (n,), predicted time of each item, 0 to 1e300
+    per_rank  most items of a rank; when n = per_rank * num_ranks each gets exactly as many
+
+No rank stays empty while there are at least as many items as ranks. Ties go to the lower index, and no sum
+depends on how a processor adds: equal arguments give an equal result on any machine. All but those in ORDERED
+give ranks the same loads whatever the order of the items. Bounds and gaps are in `bounds.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dataloader_balancers.assign.arrival import arrival
+from dataloader_balancers.assign.items import Balancer
+from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
+from dataloader_balancers.assign.lpt import lpt
+from dataloader_balancers.assign.snake import snake
+from dataloader_balancers.assign.two_phase import two_phase_lpt
+
+BALANCERS: dict[str, Balancer] = {
+    "lpt": lpt,
+    "karmarkar_karp": karmarkar_karp,
+    "snake": snake,
+    "arrival": arrival,
+}
+ORDERED = frozenset({"arrival"})  # whose loads depend on the order of the items, by design
+
+
+def assign(name: str, costs: ArrayLike, num_ranks: int, *, per_rank: int | None = None) -> NDArray[np.int32]:
+    """`BALANCERS[name]`, or a ValueError that lists the names."""
+    if name not in BALANCERS:
+        raise ValueError(f"unknown balancer {name!r}; known: {', '.join(BALANCERS)}")
+    return BALANCERS[name](costs, num_ranks, per_rank)
+
+
+__all__ = ["BALANCERS", "ORDERED", "Balancer", "assign", "two_phase_lpt"]
