@@ -3,6 +3,7 @@
 import functools
 import io
 import random
+from dataclasses import asdict
 from fractions import Fraction
 
 import av
@@ -14,6 +15,8 @@ from dataloader_svc.media import video
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.video import VideoReader, decode, probe
 from dataloader_svc.media.video_index import read_index
+from dataloader_svc.media.worker_reader import WorkerReader
+from dataloader_svc.media.workers import Limits, WorkerPool
 
 HEIGHT, WIDTH = 48, 64
 needs_decord = pytest.mark.skipif(video._decord() is None, reason="decord has no wheel for this machine")
@@ -350,3 +353,19 @@ def test_damaged_bytes_never_raise_anything_else():
             outcomes.add(bad.reason if bad.detail else "no detail")
     assert {"video", Reason.DECODE_FAILED} <= outcomes
     assert "no detail" not in outcomes
+
+
+@pytest.mark.parametrize("backend", [pytest.param("decord", marks=needs_decord), "pyav"])
+def test_five_hundred_clips_leave_memory_flat(backend):
+    sampling = asdict(VideoSampling(frames=8))
+    settings = {"sampling": sampling, "max_source_pixels": 10**8, "backend": backend}
+    data = [clip(**GOP), clip(count=12), clip(bf="0")]
+    with WorkerPool(Limits(workers=1, timeout_s=60, memory=2**30)) as pool:
+        reader = WorkerReader(pool, "video", settings)
+        for number in range(600):
+            if number == 100:
+                before = pool.status().num_bytes
+            assert reader.decode(data[number % len(data)], (224, 224)).shape == (8, 224, 224, 3)
+        status = pool.status()
+    assert (status.started, status.replaced) == (1, 0), "all in one process"
+    assert status.num_bytes - before < 10 * 2**20  # one frame kept of each clip would be 75 MB
