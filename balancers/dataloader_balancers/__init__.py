@@ -4,7 +4,8 @@ PACKERS   name -> pieces into sequences      (`pack.py`)
 BALANCERS name -> work onto ranks            (`assign.py`)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
-Costs are in `cost.py`, lower bounds in `bounds.py`; docs/balancing.md says what each is for.
+A number of ranks for each sequence: `hybrid.py`. Costs are in `cost.py`, lower bounds in `bounds.py`;
+docs/balancing.md says what each is for.
 """
 
 from dataloader_balancers.assign import BALANCERS, two_phase_lpt
@@ -12,6 +13,7 @@ from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
 from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
+from dataloader_balancers.hybrid import HybridPlan, hybrid
 from dataloader_balancers.pack import PACKERS, Limit, pack_all
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "CutLoad",
     "EncoderCost",
     "Floor",
+    "HybridPlan",
     "Kernel",
     "Limit",
     "LlmCost",
@@ -29,6 +32,7 @@ __all__ = [
     "cut_load",
     "floor",
     "gap",
+    "hybrid",
     "imbalance",
     "loads",
     "pack_all",
