@@ -82,6 +82,16 @@ class ArrowIpc(SourceFormat):
             )
         return rows_of(table, extent.num_rows, fields)
 
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
+        """Those of the file's schema."""
+        try:
+            first = next(self._messages(path))
+        except (Damaged, StopIteration) as error:
+            raise SourceError(f"{path}: is not readable as Arrow IPC: {error}") from error
+        data = self.context.storage.read_range(path, first.offset, first.length)
+        with _reading(path):
+            return tuple(pa.ipc.read_schema(pa.py_buffer(data)).names)
+
     def _messages(self, path: str) -> Iterator[Message]:
         size = self.context.storage.stat(path).size
         with self.context.storage.open(path) as file:

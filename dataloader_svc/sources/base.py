@@ -123,11 +123,13 @@ class SourceFormat(ABC):
     index_version  raise it when `index_shard` finds other extents than before: cached indexes of another
                    version are made anew
     suffixes       what its files are mostly called; any name is read
+    marks          names of files, or folders, that make a folder a data set of this format
     Options        what may stand under `options:` in a source's YAML
     """
 
     index_version: int = 1
     suffixes: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
     Options: ClassVar[type[Model]] = NoOptions
 
     def __init__(self, context: FormatContext) -> None:
@@ -155,6 +157,14 @@ class SourceFormat(ABC):
         Raises SourceError only where the whole extent can't be read, or where it holds another number of
         rows than the index says; a bad row goes to `Rows.bad`.
         """
+
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
+        """Names of the fields that the rows of an extent have, in order of appearance; () where nobody knows.
+
+        For people who have no configuration yet (`check --deep FOLDER`): a mapping may name each of them, and
+        `Fields.raw` too. Raises SourceError where the extent can't be read.
+        """
+        return ()
 
 
 SOURCES: Registry[type[SourceFormat]] = Registry("format", "dataloader_svc.sources")

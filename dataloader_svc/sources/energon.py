@@ -97,6 +97,7 @@ class EnergonFolder(SourceFormat):
     """
 
     Options = EnergonOptions
+    marks = (_META,)
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
@@ -136,6 +137,10 @@ class EnergonFolder(SourceFormat):
     def read(self, path: str, extent: Extent) -> Rows:
         """As a WebDataset; excluded samples are passed over."""
         return self._format(*self._of(path)).read(path, extent)
+
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:
+        """As a WebDataset."""
+        return self._format(*self._of(path)).columns(path, extent)
 
     def _format(self, prepared: _Prepared, name: str) -> WebDataset:
         context = replace(self.context, fields=prepared.fields(self.context.fields), options=NoOptions())

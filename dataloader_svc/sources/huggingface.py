@@ -40,6 +40,7 @@ class HuggingFaceFolder(SourceFormat):
     """Hugging Face dataset folder: the data files of a split, as the `datasets` library finds them."""
 
     Options = HuggingFaceOptions
+    marks = ("dataset_info.json", "dataset_dict.json")
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
@@ -62,6 +63,10 @@ class HuggingFaceFolder(SourceFormat):
     def read(self, path: str, extent: Extent) -> Rows:
         """As the file's own format."""
         return self._format(path).read(path, extent)
+
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:
+        """As the file's own format."""
+        return self._format(path).columns(path, extent)
 
     def _format(self, path: str) -> SourceFormat:
         name = format_name(path)

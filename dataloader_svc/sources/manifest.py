@@ -125,6 +125,13 @@ class Manifest(SourceFormat):
             )
         return Rows(row, dict(columns), bad, dict(raw))
 
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:
+        """Names in the header."""
+        if (other := self._other(path)) is not None:
+            return other.columns(path, extent)
+        with self.context.storage.open(path) as file:
+            return tuple(_header(path, _records(_Lines(file, path), self._delimiter(path))))
+
     def _other(self, path: str) -> SourceFormat | None:
         return self._others.get(PurePosixPath(path).suffix.lower())
 

@@ -80,6 +80,7 @@ class Mds(SourceFormat):
     """
 
     Options = MdsOptions
+    marks = (_INDEX,)
 
     def __init__(self, context: FormatContext) -> None:
         super().__init__(context)
@@ -154,6 +155,12 @@ class Mds(SourceFormat):
             for name, column in raw.items():
                 column.append(raw_value(found, name))
         return Rows(extent.num_rows, dict(values), bad, dict(raw))
+
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
+        """Those of the shard's header, but for pickled ones and unknown encodings."""
+        columns = self._header(path, None, [])[1]
+        pairs = zip(columns.names, columns.encodings, strict=True)
+        return tuple(name for name, encoding in pairs if base_of(encoding) != PICKLE and is_known(encoding))
 
     def _list(self, path: str) -> Iterator[tuple[Shard, str]]:
         """Shards of an index.json, and the file to read of each: the raw one if this machine has it."""

@@ -66,6 +66,11 @@ class Parquet(SourceFormat):
             )
         return rows_of(table, num_rows, self._fields)
 
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
+        """Those of the file's schema."""
+        with _reading(path), self._open(path) as file:
+            return tuple(file.schema_arrow.names)
+
     @contextmanager
     def _open(self, path: str, metadata: object = None) -> Iterator[Any]:
         """A ParquetFile. Arrow opens what is local by itself; for the rest our file reads ranges."""

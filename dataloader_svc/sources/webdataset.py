@@ -125,6 +125,17 @@ class WebDataset(SourceFormat):
             )
         return Rows(row, dict(columns), bad, dict(raw))
 
+    def columns(self, path: str, extent: Extent) -> tuple[str, ...]:
+        """Extensions of the members."""
+        data = self.context.storage.read_expanded(path, extent.offset, extent.length)
+        found: dict[str, None] = {}
+        try:
+            for sample in _samples(members(lambda offset, n: data[offset : offset + n], 0, len(data))):
+                found.update(dict.fromkeys(sample.parts))
+        except Damaged as error:
+            raise SourceError(f"{path}: {error} (from byte {extent.offset} on)") from error
+        return tuple(found)
+
     def leaves_out(self, key: str) -> bool:  # noqa: ARG002
         """Whether the sample of this key is passed over: for formats made of this one."""
         return False

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sample import BlockId, keyed_rng
 from dataloader_svc.sources import SourceReader
-from dataloader_svc.sources.base import Extent, Rows, SourceFormat
+from dataloader_svc.sources.base import Extent, Fields, Rows, SourceFormat
 from dataloader_svc.sources.index import make_format
 from dataloader_svc.storage import Storage
 from dataloader_svc.testing.data import WRITERS, TinyRow, tiny_rows, write_source
@@ -94,6 +95,21 @@ class SourceContract:
         source = source.model_copy(update={"image": None})
         _, got = _read_shard(source, _only(tmp_path, format_name))
         assert [set(values) for values in got] == [{"text"}] * 3
+
+    def test_fields_can_be_found_without_a_mapping(self, format_name: str, tmp_path: Path) -> None:
+        source = write_source(tmp_path, format_name, tiny_rows(20, image_side=4))
+        mapped = make_format(source, Storage())
+        path = _only(tmp_path, format_name)
+        (extent, *_) = mapped.index_shard(path).extents
+        names = mapped.columns(path, extent)
+        if not names:
+            pytest.skip("the format doesn't say which fields there are")
+        context = replace(mapped.context, fields=Fields({}, names))
+        rows = type(mapped)(context).read(path, extent)
+        assert not rows.bad
+        assert set(rows.raw) == set(names)
+        texts = mapped.read(path, extent).columns["text"]
+        assert list(texts) in [list(values) for values in rows.raw.values()]
 
     def test_two_readers_at_once_and_twice_give_the_same(self, format_name: str, tmp_path: Path) -> None:
         source = write_source(tmp_path, format_name, tiny_rows(50, image_side=4), extent=300)
