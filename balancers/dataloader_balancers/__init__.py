@@ -4,17 +4,28 @@ PACKERS   name -> pieces into sequences      (`pack.py`)
 BALANCERS name -> work onto ranks            (`assign.py`)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
-A number of ranks for each sequence: `hybrid.py`. Costs are in `cost.py`, lower bounds in `bounds.py`;
-docs/balancing.md says what each is for.
+A number of ranks for each sequence: `hybrid.py`. Costs are in `cost.py`, lower bounds in `bounds.py`,
+what helps where they bind in `remedies.py`; docs/balancing.md says what each is for.
 """
 
 from dataloader_balancers.assign import BALANCERS, two_phase_lpt
-from dataloader_balancers.bounds import Floor, floor, gap, imbalance, loads
+from dataloader_balancers.bounds import (
+    Floor,
+    Judged,
+    StepFloor,
+    floor,
+    gap,
+    imbalance,
+    judge,
+    loads,
+    step_floor,
+)
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
 from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
 from dataloader_balancers.hybrid import HybridPlan, hybrid
 from dataloader_balancers.pack import PACKERS, Limit, pack_all
+from dataloader_balancers.remedies import Remedy, remedies
 
 __all__ = [
     "BALANCERS",
@@ -25,18 +36,24 @@ __all__ = [
     "EncoderCost",
     "Floor",
     "HybridPlan",
+    "Judged",
     "Kernel",
     "Limit",
     "LlmCost",
+    "Remedy",
+    "StepFloor",
     "choose_cut",
     "cut_load",
     "floor",
     "gap",
     "hybrid",
     "imbalance",
+    "judge",
     "loads",
     "pack_all",
+    "remedies",
     "segment_sum",
     "sequence_cost",
+    "step_floor",
     "two_phase_lpt",
 ]

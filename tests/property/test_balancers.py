@@ -210,7 +210,7 @@ def test_against_the_best_of_all_placements(costs, ranks):
     )
     bound = floor(costs, ranks)
     assert bound.value <= best * (1 + 1e-12)
-    assert bound.value == pytest.approx(max(sum(costs) / ranks, max(costs)))
+    assert bound.value >= max(sum(costs) / ranks, max(costs)) * (1 - 1e-12)
     for name, balancer in BALANCERS.items():
         held = loads(costs, balancer(costs, ranks), ranks)
         assert held.tolist() == naive_loads(balancer(costs, ranks).tolist(), costs, ranks)
