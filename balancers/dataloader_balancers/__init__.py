@@ -5,7 +5,8 @@ BALANCERS name -> work onto ranks            (`assign.py`)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
 A number of ranks for each sequence: `hybrid.py`. Costs are in `cost.py`, lower bounds in `bounds.py`,
-what helps where they bind in `remedies.py`; docs/balancing.md says what each is for.
+what helps where they bind in `remedies.py`, what a step
+would take in `simulate.py`; docs/balancing.md says what each is for.
 """
 
 from dataloader_balancers.assign import BALANCERS, two_phase_lpt
@@ -26,6 +27,7 @@ from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_c
 from dataloader_balancers.hybrid import HybridPlan, hybrid
 from dataloader_balancers.pack import PACKERS, Limit, pack_all
 from dataloader_balancers.remedies import Remedy, remedies
+from dataloader_balancers.simulate import PipelineRun, StepRun, pipeline, simulate_step
 
 __all__ = [
     "BALANCERS",
@@ -40,8 +42,10 @@ __all__ = [
     "Kernel",
     "Limit",
     "LlmCost",
+    "PipelineRun",
     "Remedy",
     "StepFloor",
+    "StepRun",
     "choose_cut",
     "cut_load",
     "floor",
@@ -51,9 +55,11 @@ __all__ = [
     "judge",
     "loads",
     "pack_all",
+    "pipeline",
     "remedies",
     "segment_sum",
     "sequence_cost",
+    "simulate_step",
     "step_floor",
     "two_phase_lpt",
 ]
