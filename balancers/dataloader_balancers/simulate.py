@@ -64,17 +64,22 @@ class StepRun:
         return self.bubble + self.waiting
 
 
-def pipeline(forward: ArrayLike, stages: int, *, chunks: int = 1, backward: float = 2.0) -> PipelineRun:
+def pipeline(forward: ArrayLike, stages: int, *, chunks: int = 1, backward: ArrayLike = 2.0) -> PipelineRun:
     """Run microbatches through a pipeline.
 
     forward   float (..., m, stages * chunks), time of each microbatch in each part of the model, in order;
               device s has the parts s, s + stages, ... (`evenly` shares a microbatch's cost)
-    backward  time of a part's backward pass over that of its forward
+    backward  a number: time of each backward pass over that of its forward; or the times, as `forward`
 
     ValueError for shapes and values that can't be, and for an interleaved schedule whose microbatches are no
     multiple of `stages`.
     """
-    costs = _checked(forward, stages, chunks, backward)
+    costs = _checked(forward, stages, chunks)
+    back = np.asarray(backward, np.float64)
+    if back.ndim == 0:
+        back = costs * _ratio(float(back))
+    elif _checked(back, stages, chunks).shape != costs.shape:
+        raise ValueError(f"backward has shape {back.shape} and forward {costs.shape}; equal ones are needed")
     num, parts = costs.shape[-2:]
     zero = np.zeros(costs.shape[:-2])
     free = [zero] * stages
@@ -83,14 +88,14 @@ def pipeline(forward: ArrayLike, stages: int, *, chunks: int = 1, backward: floa
         stage = part % stages
         if is_backward:
             needed = (True, microbatch, part + 1) if part + 1 < parts else (False, microbatch, part)
-            length = costs[..., microbatch, part] * backward
+            length = back[..., microbatch, part]
         else:
             needed = (False, microbatch, part - 1)
             length = costs[..., microbatch, part]
         end = np.maximum(free[stage], done.get(needed, zero)) + length
         free[stage] = done[is_backward, microbatch, part] = end
     # axes: ..., chunk, stage
-    busy = costs.sum(axis=-2).reshape(*costs.shape[:-2], chunks, stages).sum(axis=-2) * (1.0 + backward)
+    busy = (costs + back).sum(axis=-2).reshape(*costs.shape[:-2], chunks, stages).sum(axis=-2)
     return PipelineRun(np.maximum.reduce(free), busy)
 
 
@@ -130,9 +135,9 @@ def simulate_step(
     parts = evenly(model, stages, chunks)
     if meet == "step":
         parts[..., 0] += vision
-    _checked(vision[..., None], 1, 1, backward)
+    _checked(vision[..., None], 1, 1)
     run = pipeline(parts, stages, chunks=chunks, backward=backward)
-    both = 1.0 + backward
+    both = 1.0 + _ratio(backward)
     vision_time = vision.sum(axis=-1) * both / stages  # (..., dp), shared by the rank's devices
     if meet == "step":
         rank_time, time = run.time, run.time.max(axis=-1)
@@ -206,7 +211,13 @@ def _passing(turn: int, stage: int, stages: int, chunks: int, *, back: bool) -> 
     return group * stages + number, stage + stages * (chunks - 1 - chunk if back else chunk)
 
 
-def _checked(forward: ArrayLike, stages: int, chunks: int, backward: float) -> Floats:
+def _ratio(backward: float) -> float:
+    if not (np.isfinite(backward) and backward >= 0):
+        raise ValueError(f"backward is {backward}; finite and not negative")
+    return backward
+
+
+def _checked(forward: ArrayLike, stages: int, chunks: int) -> Floats:
     costs = np.asarray(forward, np.float64)
     if stages < 1 or chunks < 1:
         raise ValueError(f"stages is {stages} and chunks {chunks}; both at least 1")
@@ -217,8 +228,6 @@ def _checked(forward: ArrayLike, stages: int, chunks: int, backward: float) -> F
             f"an interleaved schedule needs several stages and a multiple of them in microbatches; there are "
             f"{costs.shape[-2]} for {stages} stages: add empty ones, or use chunks=1"
         )
-    if not (np.isfinite(backward) and backward >= 0):
-        raise ValueError(f"backward is {backward}; finite and not negative")
     wrong = np.argwhere(~((costs >= 0) & np.isfinite(costs)))
     if len(wrong):
         place = tuple(wrong[0].tolist())

@@ -75,6 +75,8 @@ def tasks(draw):
 def test_devices_that_follow_the_rule_end_when_simulated(task):
     costs, stages, chunks, backward = task
     simulated = pipeline(costs, stages, chunks=chunks, backward=float(backward))
+    times = [[backward * cost for cost in row] for row in costs]
+    assert pipeline(costs, stages, chunks=chunks, backward=times).time == simulated.time
     assert float(simulated.time) == run(costs, stages, chunks, backward)
     for stage in range(stages):
         work = sum(row[part] for row in costs for part in range(stage, stages * chunks, stages))

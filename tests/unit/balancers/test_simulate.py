@@ -99,6 +99,8 @@ def test_nothing_to_do_takes_no_time():
         ({"forward": [[1.0, -1.0]]}, r"cost \(0, 1\) is -1"),
         ({"forward": [[1.0, np.nan]]}, r"cost \(0, 1\) is nan"),
         ({"backward": -1.0}, "backward is -1"),
+        ({"backward": [[1.0, 1.0], [1.0, 1.0]]}, r"backward has shape \(2, 2\) and forward \(1, 2\)"),
+        ({"backward": [[1.0, -2.0]]}, r"cost \(0, 1\) is -2"),
         ({"forward": np.ones((3, 4)), "chunks": 2}, "3 for 2 stages: add empty ones, or use chunks=1"),
     ],
 )
