@@ -14,138 +14,59 @@ that the last one says that it is. A `Stop` ends everything until the next `Base
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from dataloader_svc.errors import DataError, DataloaderError, SourceError, StateError
+from dataloader_svc.planner.events import (
+    Action,
+    Append,
+    Appended,
+    Based,
+    Demanded,
+    Describe,
+    Described,
+    EndOfData,
+    Event,
+    Failed,
+    Lease,
+    Opened,
+    Probed,
+    Publish,
+    Release,
+    Requested,
+    Reread,
+    Stop,
+)
 from dataloader_svc.planner.lease import Lookahead
 from dataloader_svc.planner.pieces import TooLongError, cut
 from dataloader_svc.planner.plan import Plan, blocks_of
+from dataloader_svc.planner.readmit import Readmissions
 from dataloader_svc.planner.select import Ended, Needed, Rules, Selected, select
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import Epoch, Lack, Supply
 from dataloader_svc.sample import BlockId, ProbeColumns
 
-# --- events: what happened ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Based:
-    """Plan from `state` on. `used`: blocks that plans before it name, with the last such step."""
-
-    state: State
-    used: Mapping[BlockId, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Described:
-    """An epoch of a source.
-
-    block_starts   int64 (num_blocks + 1,) position where each block begins
-    digest         of the source's index
-    """
-
-    source: str
-    epoch: int
-    block_starts: NDArray[np.int64]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Probed:
-    """A leased block was read; its columns."""
-
-    probe: ProbeColumns
-
-
-@dataclass(frozen=True, slots=True)
-class Demanded:
-    """Plans are wanted up to step `up_to`; those of steps below `done_below` have been used."""
-
-    up_to: int
-    done_below: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The plan of `step` is in the log."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A loader says that the data can't be had."""
-
-    error: DataloaderError
-
-
-Event = Based | Described | Probed | Demanded | Appended | Failed
-
-
-# --- actions: what is to be done ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Describe:
-    """Ask a loader for the layout of an epoch."""
-
-    source: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Give the block to a loader, which reads and probes it; to another where that one goes: the answer comes
-    once, as `Probed` or `Failed`, whoever lives and dies meanwhile.
-    """
-
-    block: BlockId
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Append:
-    """Write the plan to the log, then say `Appended`. Nobody may see it before."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Publish:
-    """The plan is in the log: send it to who asks."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """No plan in use names the block any more."""
-
-    block: BlockId
-
-
-@dataclass(frozen=True, slots=True)
-class EndOfData:
-    """There is no step `step`, nor a later one. `last_batch: drop` leaves out so many tokens, of so many
-    samples.
-    """
-
-    step: int
-    left_tokens: int
-    left_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Nothing more can be planned; who asks is told `error`."""
-
-    error: DataloaderError
-
-
-Action = Describe | Lease | Append | Publish | Release | EndOfData | Stop
+__all__ = [
+    "Action",
+    "Append",
+    "Appended",
+    "Based",
+    "Demanded",
+    "Describe",
+    "Described",
+    "EndOfData",
+    "Event",
+    "Failed",
+    "Lease",
+    "Opened",
+    "PlannerCore",
+    "Probed",
+    "Publish",
+    "Release",
+    "Requested",
+    "Reread",
+    "Stop",
+]
 
 
 class PlannerCore:
@@ -166,6 +87,7 @@ class PlannerCore:
         self._leased: set[BlockId] = set()  # not answered
         self._lacking: set[Lack] = set()
         self._last_use: dict[BlockId, int] = {}
+        self._readmissions = Readmissions(rules)
 
     @property
     def state(self) -> State | None:
@@ -210,6 +132,10 @@ class PlannerCore:
                     actions += self._appended(step)
                 case Failed(error):
                     raise error
+                case Requested(requests):
+                    self._readmissions.take(requests)
+                case Opened():
+                    self._opened(event)
             if self._state is not None and self._stopped is None:
                 actions += self._go_on(names)
         except DataloaderError as error:
@@ -226,9 +152,17 @@ class PlannerCore:
         self._lacking = set()
         self._demand = Demanded(-1, 0)
         self._last_use.update(event.used)
+        self._readmissions.begin()
         for name, source in event.state.sources.items():
             self._check_index(name, source.index)
         return self._releases(0)
+
+    def _opened(self, event: Opened) -> None:
+        """Nobody reads at the end of the data now: it may move."""
+        self._readmissions.open(event.step, event.below)
+        at_end = self._end is not None and self._end.step == event.step and not self._selected
+        if at_end and self._state is not None and self._readmissions.left(self._state):
+            self._end = None
 
     def _described(self, event: Described) -> None:
         epoch = Epoch(event.source, event.epoch)
@@ -255,6 +189,7 @@ class PlannerCore:
 
     def _probed(self, probe: ProbeColumns) -> None:
         block, rules = probe.block, self._rules
+        self._readmissions.read(block)
         self._leased.discard(block)
         self._lacking.discard(block)
         try:
@@ -311,10 +246,15 @@ class PlannerCore:
         depth = 1 if self._rules.exhausted == "repeat" else 2
         while len(self._selected) < depth and self._end is None:
             state = self._with_indexes(self._selected[-1].state if self._selected else self._state)
-            result = select(self._rules, state, self._supplies)
+            admission = self._readmissions.admit(state, self._supplies)
+            if isinstance(admission, Needed):
+                self._lacking = set(admission.lacking)
+                return []
+            result = select(self._rules, admission.state, self._supplies)
             match result:
                 case Selected():
-                    self._selected.append(result)
+                    skipped = (*admission.skipped, *result.skipped)
+                    self._selected.append(replace(result, skipped=skipped, readmitted=admission.readmitted))
                 case Needed(lacking):
                     self._lacking = set(lacking)
                     return []
@@ -346,7 +286,14 @@ class PlannerCore:
                 if lack not in self._describing:
                     self._describing.add(lack)
                     actions.append(Describe(lack.source, lack.epoch))
-            elif lack not in self._leased and not self._at_hand(lack):
+            elif lack in self._leased:
+                continue
+            elif self._readmissions.stale(lack):
+                self._supplies[lack.source].blocks.pop((lack.epoch, lack.block), None)
+                self._readmissions.rereading(lack)
+                self._leased.add(lack)
+                actions.append(Reread(lack))
+            elif not self._at_hand(lack):
                 self._leased.add(lack)
                 actions.append(Lease(lack))
         return actions
@@ -358,7 +305,7 @@ class PlannerCore:
         """Forget blocks that are drawn to the end, of which nothing waits, and whose last plan is used up."""
         state = self._state
         assert state is not None
-        waiting = blocks_of(state.names, state.waiting)
+        waiting = blocks_of(state.names, state.waiting) | self._readmissions.held(state)
         actions: list[Action] = []
         for name, supply in self._supplies.items():
             source = state.sources[name]

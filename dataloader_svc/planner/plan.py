@@ -35,6 +35,7 @@ class Plan:
 
     sources   names that the column `pieces.source` indexes, sorted
     skipped   (source, epoch, row) passed over since the step before
+    readmitted   (source, epoch, position) of repaired samples put in line; in `skipped` too: bad again
     state_json   the job's state after the step, as `state_dict()` gives it
     last      no step follows
     digest    of the set of pieces whatever their order: equal on every topology
@@ -49,6 +50,7 @@ class Plan:
     state_json: str
     last: bool
     metrics: Mapping[str, float]
+    readmitted: tuple[tuple[int, int, int], ...] = ()
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Plan:
             state_json=selected.state.to_json(),
             last=last,
             metrics=selected.metrics,
+            readmitted=selected.readmitted,
         )
 
     @property
@@ -107,6 +110,10 @@ class Plan:
             state_json=self.state_json,
             last=self.last,
             metrics=dict(self.metrics),
+            readmitted=[
+                plan_pb2.Readmitted(source=source, epoch=epoch, position=position)
+                for source, epoch, position in self.readmitted
+            ],
             **columns,
         )
 
@@ -139,6 +146,7 @@ class Plan:
             state_json=record.state_json,
             last=record.last,
             metrics=dict(record.metrics),
+            readmitted=tuple((r.source, r.epoch, r.position) for r in record.readmitted),
         )
         if plan.digest != record.digest:
             raise StoreError(

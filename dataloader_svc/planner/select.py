@@ -120,6 +120,7 @@ class Selected:
 
     skipped   (source, epoch, row) passed over since the step before
     state     after the step
+    readmitted   (source, epoch, position) put in line before it was selected
     """
 
     step: int
@@ -128,6 +129,7 @@ class Selected:
     skipped: tuple[tuple[int, int, SkippedRow], ...]
     state: State
     metrics: Mapping[str, float]
+    readmitted: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

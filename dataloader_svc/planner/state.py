@@ -48,6 +48,7 @@ class State:
     waiting   pieces that are drawn and not yet placed, oldest first; `age` int64 (n,) steps that each waited
     largest   largest sample drawn so far, in the mixture's unit: the size of "within one sample"
     ended     no source gives anything any more: only what waits is left
+    readmitted   (number, done): requests for readmission below `number` are done, of that one `done` samples
     config    hashes of the settings that change what is read (`config.digest.read_digest`)
     """
 
@@ -59,6 +60,7 @@ class State:
     age: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     largest: int = 0
     ended: bool = False
+    readmitted: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         assert list(self.sources) == sorted(self.sources), "sources stand in order of name"
@@ -88,6 +90,8 @@ class State:
         }
         if self.ended:
             values["ended"] = True
+        if self.readmitted != (0, 0):
+            values["readmitted"] = list(self.readmitted)
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -122,6 +126,7 @@ class State:
             for name, entry in sorted(values["sources"].items())
         }
         waiting, age = _waiting_columns(tuple(sources), values["waiting"])
+        number, done = values.get("readmitted", (0, 0))
         return cls(
             seed=int(values["seed"]),
             step=int(values["step"]),
@@ -131,6 +136,7 @@ class State:
             age=age,
             largest=int(values["largest"]),
             ended=bool(values.get("ended", False)),
+            readmitted=(int(number), int(done)),
         )
 
     def hash(self) -> str:

@@ -100,7 +100,7 @@ class PlanDriver:
             case core.Describe(source, epoch):
                 starts = self.sources.block_starts(source)
                 self.apply(core.Described(source, epoch, starts, self.sources.digest))
-            case core.Lease(block):
+            case core.Lease(block) | core.Reread(block):
                 self.apply(core.Probed(self.sources.probe(block)))
             case core.Append(plan):
                 self.apply(core.Appended(plan.step))
@@ -121,6 +121,8 @@ def action_text(action: core.Action) -> str:
             return f"describe {source}/{epoch}"
         case core.Lease(block):
             return f"lease {block}"
+        case core.Reread(block):
+            return f"read {block} again"
         case core.Append(plan):
             return f"append {plan_text(plan)}"
         case core.Publish(plan):
@@ -142,6 +144,8 @@ def plan_text(plan: Plan) -> str:
     text = f"step {plan.step} " + " ".join(
         f"[{' '.join(pieces[low:high])}]" for low, high in zip(offsets, offsets[1:], strict=False)
     )
+    for source, epoch, position in plan.readmitted:
+        text += f"; readmitted {plan.sources[source]}/{epoch}/{position}"
     for source, epoch, row in plan.skipped:
         text += f"; skipped {plan.sources[source]}/{epoch}/{row.position} {row.reason}"
     if len(state.waiting):
@@ -178,3 +182,8 @@ def _event_text(event: core.Event) -> str:
             return f"appended step {step}"
         case core.Failed(error):
             return f"failed {type(error).__name__}: {error}"
+        case core.Requested(requests):
+            names = [f"{asked.sample}" for request in requests for asked in request.samples]
+            return f"requested {' '.join(names)}"
+        case core.Opened(step):
+            return f"opened at step {step}"

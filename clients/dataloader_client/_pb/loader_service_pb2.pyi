@@ -32,17 +32,19 @@ class DescribeResponse(_message.Message):
     def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., num_rows: _Optional[int] = ..., digest: _Optional[str] = ..., block_starts: _Optional[_Iterable[int]] = ..., num_shards: _Optional[int] = ...) -> None: ...
 
 class BlockRequest(_message.Message):
-    __slots__ = ("source", "epoch", "block")
+    __slots__ = ("source", "epoch", "block", "reopen")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
+    REOPEN_FIELD_NUMBER: _ClassVar[int]
     source: str
     epoch: int
     block: int
-    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
+    reopen: bool
+    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., block: _Optional[int] = ..., reopen: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("step", "sources", "source", "epoch", "position", "block", "start", "length", "max_bytes")
+    __slots__ = ("step", "sources", "source", "epoch", "position", "block", "start", "length", "max_bytes", "masked")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +54,7 @@ class FetchRequest(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     step: int
     sources: _containers.RepeatedScalarFieldContainer[str]
     source: _containers.RepeatedScalarFieldContainer[int]
@@ -61,7 +64,8 @@ class FetchRequest(_message.Message):
     start: _containers.RepeatedScalarFieldContainer[int]
     length: _containers.RepeatedScalarFieldContainer[int]
     max_bytes: int
-    def __init__(self, step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    masked: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ..., masked: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoaderStatus(_message.Message):
     __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads", "tokenizer_backend", "compared_documents", "differing_documents")

@@ -25,8 +25,18 @@ class Skipped(_message.Message):
     detail: str
     def __init__(self, source: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., shard: _Optional[str] = ..., row: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class Readmitted(_message.Message):
+    __slots__ = ("source", "epoch", "position")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    epoch: int
+    position: int
+    def __init__(self, source: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
 class PlanRecord(_message.Message):
-    __slots__ = ("version", "step", "sources", "sequence_offsets", "source", "epoch", "position", "start", "length", "patches", "block", "skipped", "digest", "state_json", "last", "metrics")
+    __slots__ = ("version", "step", "sources", "sequence_offsets", "source", "epoch", "position", "start", "length", "patches", "block", "skipped", "digest", "state_json", "last", "metrics", "readmitted")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +60,7 @@ class PlanRecord(_message.Message):
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    READMITTED_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
     sources: _containers.RepeatedScalarFieldContainer[str]
@@ -66,10 +77,11 @@ class PlanRecord(_message.Message):
     state_json: str
     last: bool
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sequence_offsets: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., patches: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ..., digest: _Optional[bytes] = ..., state_json: _Optional[str] = ..., last: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    readmitted: _containers.RepeatedCompositeFieldContainer[Readmitted]
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sequence_offsets: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., patches: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ..., digest: _Optional[bytes] = ..., state_json: _Optional[str] = ..., last: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., readmitted: _Optional[_Iterable[_Union[Readmitted, _Mapping]]] = ...) -> None: ...
 
 class PlacedPlan(_message.Message):
-    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds")
+    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds", "masked")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +100,7 @@ class PlacedPlan(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     PLAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROBE_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
     record: PlanRecord
     session: int
     dp_rank: _containers.RepeatedScalarFieldContainer[int]
@@ -99,7 +112,8 @@ class PlacedPlan(_message.Message):
     step: int
     plan_seconds: float
     probe_wait_seconds: float
-    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ...) -> None: ...
+    masked: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force")
