@@ -80,7 +80,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session begins at `step`. Where that is the end of the data, requests numbered below `below` move it."""
+    """A session begins at `step`. Where the data has ended there, requests below number `below` move that."""
 
     step: int
     below: int
@@ -111,7 +111,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """As `Lease`, from the files as they are now: whoever holds the block or its source's index forgets it."""
+    """As `Lease`, from the files as they are now: who holds the block or its source's index forgets it."""
 
     block: BlockId
 

@@ -1,9 +1,9 @@
 """Which repaired samples come in the next step: from requests, the state and fresh blocks. Pure.
 
-A request names positions that were passed over, or delivered without loss (docs/decisions/0006). They are put
-in line with what waits, a share of a step at a time, in the order of the requests; the state says how far
-that is. Blocks are read again first: whoever holds one has what was bad. `core.py` owns the one `Readmissions`
-of a planner; what may be asked for at all is decided by who writes the request.
+A request names positions that were passed over, or delivered without loss (docs/decisions/0006). They are
+put in line with what waits, a share of a step at a time, in the order of the requests; the state says how far
+that is. Blocks are read again first: whoever holds one has what was bad. `core.py` owns the one
+`Readmissions` of a planner; what may be asked for at all is decided by who writes the request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Readmit `samples`, from step `at_step` on; their places ascend, with gaps where one is no longer meant."""
+    """Readmit `samples`, from step `at_step` on. Places ascend; there is a gap where one is no longer meant."""
 
     number: int
     at_step: int
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Admission:
-    """state: with the pieces in line. readmitted: (source, epoch, position). skipped: of them, those still bad."""
+    """state: with the pieces in line. readmitted: (source, epoch, position); skipped: those still bad."""
 
     state: State
     readmitted: tuple[tuple[int, int, int], ...] = ()
@@ -87,7 +87,7 @@ class Readmissions:
         self._fresh = {block: number for block, number in self._fresh.items() if block in self._blocks}
 
     def open(self, step: int, below: int) -> None:
-        """A session begins at `step`: if the data has ended there, requests below `below` come all the same."""
+        """A session begins at `step`: though the data has ended there, requests below `below` come."""
         self._opened, self._below = step, below
 
     def left(self, state: State) -> bool:
@@ -112,7 +112,7 @@ class Readmissions:
         return {asked.block_id for _, samples in self._unfinished(state) for asked in samples}
 
     def admit(self, state: State, supplies: Mapping[str, Supply]) -> Admission | Needed:
-        """What of the requests comes in the step `state.step`; or the blocks that must be read again for it."""
+        """What of the requests comes in the step `state.step`, or the blocks to be read again for that."""
         room = max(self._rules.size // STEP_SHARE, 1)
         by_samples = self._rules.num_samples is not None
         parts: list[Pieces] = []

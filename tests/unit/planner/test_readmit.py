@@ -47,9 +47,8 @@ def ledger(plans: Iterable[Plan]) -> tuple[Counter[SampleId], Counter[SampleId],
     """How often each sample was delivered, skipped and readmitted, counted from the records alone."""
     delivered, skipped, readmitted = Counter[SampleId](), Counter[SampleId](), Counter[SampleId]()
     for plan in plans:
-        rows = zip(
-            *(getattr(plan.pieces, name).tolist() for name in ("source", "epoch", "position", "start"))
-        )
+        names = ("source", "epoch", "position", "start")
+        rows = zip(*(getattr(plan.pieces, name).tolist() for name in names), strict=True)
         delivered.update(SampleId(plan.sources[s], e, p) for s, e, p, start in rows if start == 0)
         skipped.update(SampleId(plan.sources[s], e, row.position) for s, e, row in plan.skipped)
         readmitted.update(SampleId(plan.sources[s], e, p) for s, e, p in plan.readmitted)
