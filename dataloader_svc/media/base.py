@@ -3,11 +3,12 @@
 A medium is probed once from its header (cheap: its tokens are counted by that), and decoded when a plan
 names it, to exactly the size the plan was made for. Whatever is wrong with the bytes is a `BadSample`
 with its reason; nothing else may come out of a reader, because the bytes are a stranger's.
-Knows no decoder: `image.py` and `video.py` do. How a size is chosen is `transforms/vision.py`.
+Knows no decoder: `image.py`, `video.py` and `audio.py` do. How a size is chosen is `transforms/vision.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,14 +22,16 @@ from dataloader_svc.errors import BadSample, Reason
 class MediaProbe:
     """What the header says.
 
-    height, width  as shown: after EXIF orientation or the display matrix, which `decode` applies too
-    frames         1 for a picture (also an animated one: its first frame); of a video, the number chosen
-    format         the picture's format or the video's codec, lower case: "jpeg", "png", "h264"
+    height, width  as shown: after EXIF orientation or the display matrix, which `decode` applies too;
+                   0 of audio
+    frames         1 for a picture (also an animated one: its first frame); of a video, the number chosen; of
+                   audio, mel frames
+    format         the picture's format or the codec, lower case: "jpeg", "png", "h264", "flac"
     has_alpha      something of it is composited on white
     timestamps     of the chosen frames, in seconds after the clip's first; empty for a picture
     """
 
-    kind: Literal["image", "video"]
+    kind: Literal["image", "video", "audio"]
     height: int
     width: int
     frames: int = 1
@@ -37,16 +40,33 @@ class MediaProbe:
     timestamps: tuple[float, ...] = ()
 
 
-class MediaReader(Protocol):
+Stretch = tuple[int, int]
+"""(first mel frame, mel frames) of a clip of sound."""
+
+
+class Prober(Protocol):
     """One kind of medium. Stateless, so any number of threads may share one."""
 
     def probe(self, data: bytes) -> MediaProbe:
         """Read the header only. Raises BadSample."""
 
+
+class MediaReader(Prober, Protocol):
+    """Of pictures or videos."""
+
     def decode(self, data: bytes, size_hw: tuple[int, int]) -> NDArray[np.uint8]:
         """All chosen frames, uint8 RGB (T, height, width, 3) with (height, width) = `size_hw`.
 
         T is the probe's `frames`: fewer is an error (TRUNCATED), never a shorter array. Raises BadSample.
+        """
+
+
+class SoundReader(Prober, Protocol):
+    """Of sound."""
+
+    def features(self, data: bytes, stretches: Sequence[Stretch]) -> NDArray[np.float32]:
+        """Log-mel features of ascending stretches within the probe's `frames`, one after the other: float32
+        (frames, bins), each as if it were a clip alone. Raises BadSample.
         """
 
 

@@ -7,12 +7,9 @@ decord can be trusted; frames are decoded in `video.py`.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import av
@@ -25,16 +22,9 @@ from numpy.typing import NDArray
 from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.media import plain
 from dataloader_svc.media.base import check_size
+from dataloader_svc.media.container import open_container
 
-# FFmpeg may try these only: others (hls, concat, ...) would open further files and addresses that a
-# stranger's bytes name. Paths get the protocol spelled out for the same reason.
-_OPTIONS = {
-    "format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg",
-    "protocol_whitelist": "file",
-}
-# First bytes of containers: where these are followed by nonsense, the file is cut or damaged.
-_ISO_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide")
-_OTHER_CONTAINERS = (b"\x1aE\xdf\xa3", b"OggS", b"FLV", b"\x30\x26\xb2\x75", b"\0\0\x01\xba")
+_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg"
 
 _UNSPECIFIED, _BT709, _SMPTE170M = 2, 1, 6  # ITU-T H.273 matrix coefficients
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
@@ -74,39 +64,9 @@ class Clip:
         return self.rotation % 180 != 0
 
 
-@contextmanager
-def opened(source: bytes | str) -> Iterator[InputContainer]:
+def opened(source: bytes | str) -> AbstractContextManager[InputContainer]:
     """An open container; errors of FFmpeg, inside the block too, are BadSample."""
-    try:
-        # Metadata is free text in any encoding, and nothing of it is used.
-        container = av.open(
-            io.BytesIO(source) if isinstance(source, bytes) else f"file:{Path(source).absolute()}",
-            mode="r",
-            container_options=_OPTIONS,
-            metadata_errors="ignore",
-        )
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise BadSample(Reason.MISSING_FILE, f"{source!r}: {error.strerror}") from error
-    except (av.error.FFmpegError, ValueError) as error:
-        raise _not_a_clip(source) from error
-    with container:
-        try:
-            yield container
-        except (av.error.FFmpegError, ValueError) as error:
-            raise BadSample(Reason.DECODE_FAILED, f"{type(error).__name__}: {error}") from error
-
-
-def _not_a_clip(source: bytes | str) -> BadSample:
-    if isinstance(source, bytes):
-        head, size = source[:16], len(source)
-    else:
-        with Path(source).open("rb") as file:
-            head, size = file.read(16), Path(source).stat().st_size
-    if head[4:8] in _ISO_BOXES:
-        return BadSample(Reason.TRUNCATED, f"MP4 of {size} bytes without a whole index (moov)")
-    if head.startswith(_OTHER_CONTAINERS) or (head[:4] == b"RIFF" and head[8:12] == b"AVI "):
-        return BadSample(Reason.TRUNCATED, f"container of {size} bytes without a whole header")
-    return BadSample(Reason.NOT_MEDIA, f"no video container: {size} bytes that begin with {head!r}")
+    return open_container(source, _FORMATS, "video")
 
 
 def video_stream(container: InputContainer) -> VideoStream:

@@ -1,4 +1,4 @@
-"""What runs in a worker process for media: probe and decode, by the reader of the kind.
+"""What runs in a worker process for media: probe and decode (of sound: features), by the reader of the kind.
 
 Called from `worker_reader.py` through the pool. To have another kind decoded in workers, name in READERS the
 function that makes its reader.
@@ -13,16 +13,20 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataloader_svc.media.base import MediaReader
+from dataloader_svc.media.base import Prober
 from dataloader_svc.media.worker_wire import Answer
 
-READERS = {"video": "dataloader_svc.media.video:reader_of"}
+READERS = {
+    "video": "dataloader_svc.media.video:reader_of",
+    "audio": "dataloader_svc.media.audio:reader_of",
+}
 """Kind -> `module:function`; the function gets the settings, a mapping that JSON holds, and returns a
-MediaReader. Imported in the worker alone: the loader takes no decoder into its memory."""
+MediaReader, of audio a SoundReader. Imported in the worker alone: the loader takes no decoder into its
+memory."""
 
 
 def probe(arguments: dict[str, Any], payload: bytes) -> Answer:
-    """`MediaReader.probe`: the fields of MediaProbe."""
+    """`Prober.probe`: the fields of MediaProbe."""
     reader, data = _reader_and_data(arguments, payload)
     return Answer(dataclasses.asdict(reader.probe(data)))
 
@@ -34,12 +38,18 @@ def decode(arguments: dict[str, Any], payload: bytes) -> Answer:
     return Answer(None, [reader.decode(data, (height, width))])
 
 
-def _reader_and_data(arguments: dict[str, Any], payload: bytes) -> tuple[MediaReader, bytes]:
+def features(arguments: dict[str, Any], payload: bytes) -> Answer:
+    """`SoundReader.features`: one array."""
+    reader, data = _reader_and_data(arguments, payload)
+    return Answer(None, [reader.features(data, [(first, count) for first, count in arguments["stretches"]])])
+
+
+def _reader_and_data(arguments: dict[str, Any], payload: bytes) -> tuple[Any, bytes]:
     reader = _reader(arguments["kind"], json.dumps(arguments["settings"], sort_keys=True))
     return reader, arguments.get("path", payload)
 
 
 @functools.cache
-def _reader(kind: str, settings: str) -> MediaReader:
-    make: Callable[[Mapping[str, Any]], MediaReader] = pkgutil.resolve_name(READERS[kind])
+def _reader(kind: str, settings: str) -> Prober:
+    make: Callable[[Mapping[str, Any]], Prober] = pkgutil.resolve_name(READERS[kind])
     return make(json.loads(settings))
