@@ -27,6 +27,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("sources.NAME", schema.Source),
     ("sources.NAME.video", schema.VideoFields),
     ("sources.NAME.interleaved", schema.Interleaved),
+    ("sources.NAME.preference", schema.Preference),
     ("sources.NAME.shuffle", schema.Shuffle),
     ("mixture", schema.Mixture),
     ("mixture.schedule", schema.MixtureStep),

@@ -114,6 +114,56 @@ def interleaved_data(folder: Path) -> None:
     )
 
 
+def preference_data(folder: Path) -> None:
+    (folder / "a.png").write_bytes(png(1))
+    human = "\n\nHuman: {}\n\nAssistant: {}"
+    write_jsonl(
+        folder / "hh.jsonl",
+        {"chosen": human.format("hi", "the end"), "rejected": human.format("hi", "the dog")},
+        {"chosen": human.format("hi", "the end"), "rejected": human.format("hi", "the end")},
+        {"chosen": "hello", "rejected": "world"},
+        {"chosen": human.format("hi", "the end"), "rejected": human.format("hi", "")},
+    )
+    write_jsonl(
+        folder / "orca.jsonl",
+        {"question": "the sky is", "chosen": " blue", "rejected": " green"},
+        {"question": None, "chosen": " blue", "rejected": " green"},
+        {"question": "the sky is", "chosen": " blue", "rejected": ["green"]},
+    )
+    chats = [
+        [[("user", "hello"), ("assistant", answer)] for answer in ("it", "that")],
+        [[("user", "hello"), ("assistant", "it"), ("user", "and?"), ("assistant", a)] for a in ("it", "no")],
+        [[("user", "hello")], [("user", "hello"), ("assistant", "it")]],
+        [[("assistant", "it"), ("user", "one")], [("assistant", "it"), ("user", "two")]],
+    ]
+    sides = [[[{"role": r, "content": c} for r, c in chat] for chat in pair] for pair in chats]
+    message = pa.struct([("role", pa.string()), ("content", pa.large_string())])
+    kinds = pa.schema([("chosen", pa.list_(message)), ("rejected", pa.large_list(message))])
+    columns = {"chosen": [pair[0] for pair in sides], "rejected": [pair[1] for pair in sides]}
+    pq.write_table(pa.table(columns, kinds), folder / "ultrafeedback.parquet")
+    asked = {"messages": [{"role": "user", "content": "hello"}]}
+    write_jsonl(
+        folder / "openai_pairs.jsonl",
+        {"input": asked, "preferred_output": [said("it")], "non_preferred_output": [said("that")]},
+        {"input": asked, "preferred_output": said("it"), "non_preferred_output": "that"},
+        {"input": asked, "preferred_output": said("it"), "non_preferred_output": []},
+    )
+    seen = {"type": "image_url", "image_url": {"url": "a.png"}}
+    write_jsonl(
+        folder / "pictures.jsonl",
+        {"question": "<image> what?", "image": "a.png", "chosen": "it", "rejected": "that"},
+        {"question": "hello", "chosen": "it", "rejected": "that"},
+        {"question": "what?", "image": ["a.png", "a.png"], "chosen": "it", "rejected": "that"},
+        {"question": [{"role": "user", "content": [seen]}], "chosen": "it", "rejected": "that"},
+        {"question": "<image> what?", "image": "gone.png", "chosen": "it", "rejected": "that"},
+        {"question": "what?", "image": "a.png", "chosen": "it", "rejected": "<image> <image>"},
+    )
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
 def pretokenized_data(folder: Path) -> None:
     word = Tokenizer.load(folder / "tokenizer").encode_batch(["hello world"])[0].tolist()
     rows = [word, word, word, [*word, 1000], word, None]
@@ -128,8 +178,13 @@ def turn(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def chat(user: str) -> str:
-    return turn("user", user) + turn("assistant", "it") + END
+def chat(user: str, answer: str = "it") -> str:
+    return turn("user", user) + turn("assistant", answer) + END
+
+
+def pair(user: str) -> str:
+    """A prompt that was answered twice: both documents, as they follow each other."""
+    return chat(user) + chat(user, "that")
 
 
 # Source -> of each row its document, with PICTURE for each picture; or the code of its reason.
@@ -154,6 +209,33 @@ EXPECTED: dict[str, list[str]] = {
     "obelics": [f"one{PICTURE}two\n\nthree{END}", "missing_field", "bad_record", "missing_field"],
     "mmc4": [f"one{PICTURE}two three{END}", f"one two{END}", "bad_record"],
     "parts": [f"{PICTURE}<image>{PICTURE}{END}", "empty_text", "empty_text", "missing_field"],
+    "hh": [
+        f"\n\nHuman: hi\n\nAssistant: the end{END}\n\nHuman: hi\n\nAssistant: the dog{END}",
+        "bad_record",
+        "bad_record",
+        "empty_text",
+    ],
+    "orca": [f"the sky is blue{END}the sky is green{END}", "missing_field", "wrong_type"],
+    "ultrafeedback": [
+        pair("hello"),
+        turn("user", "hello")
+        + turn("assistant", "it")
+        + chat("and?")
+        + turn("user", "hello")
+        + turn("assistant", "it")
+        + chat("and?", "no"),
+        "bad_messages",
+        "bad_messages",
+    ],
+    "openai_pairs": [pair("hello"), pair("hello"), "bad_messages"],
+    "pictures": [
+        pair(f"{PICTURE} what?"),
+        pair("hello"),
+        pair(f"{PICTURE}{PICTURE}what?"),
+        pair(PICTURE),
+        "missing_file",
+        "marker_mismatch",
+    ],
     "shards": [
         f"hello world{END}",
         f"hello world{END}",
@@ -169,5 +251,6 @@ DATA = {
     "captions": captions_data,
     "chat": chat_data,
     "interleaved": interleaved_data,
+    "preference": preference_data,
     "pretokenized": pretokenized_data,
 }

@@ -40,13 +40,14 @@ class Field:
     packed: str
     padded: str
     stages: Stages
-    when: Literal["always", "cp", "image", "video"]
+    when: Literal["always", "cp", "pairs", "image", "video"]
     meaning: str
 
 
 # T: tokens of the microbatch on this cp rank. B: its sequences. L: tokens of a padded row on this cp rank.
 # D: documents, padding documents included. P: patches; I: pictures or clips; F: frames of clips; K:
-# placeholder tokens on this rank. S: spans (pieces of samples) of the whole microbatch, before the cp cut.
+# placeholder tokens on this rank. Q: preference pairs, S: spans (pieces of samples) of the whole microbatch,
+# before the cp cut.
 _TEXT = (
     Field("input_ids", "int64", "(T,)", "(B, L)", "first", "always", "token ids"),
     Field(
@@ -65,6 +66,16 @@ _TEXT = (
     Field(
         "cp_index", "int32", "(T,)", "(B, L)", "all", "cp",
         "where each token of this cp rank stands in the (flattened) whole microbatch",
+    ),
+    Field(
+        "pair_ids", "int32", "(T,)", "(B, L)", "last", "pairs",
+        "2k + 1 in the chosen and 2k + 2 in the rejected document of the k-th preference pair of the whole "
+        "microbatch, 0 outside of pairs; the same numbers on all cp ranks",
+    ),
+    Field(
+        "pair_bounds", "int32", "(Q, 3)", "(Q, 3)", "last", "pairs",
+        "where the chosen and the rejected document of each pair begin, and the end of both, in the "
+        "(flattened) whole microbatch, before the cp cut",
     ),
 )  # fmt: skip
 
@@ -109,7 +120,8 @@ FIELDS: tuple[Field, ...] = (
     *SPAN_FIELDS,
 )
 """Every array of a microbatch. `stages`: which pipeline stage gets it; with pp = 1 a rank is both ends.
-`when`: `cp` only with cp > 1; `image` and `video` on every rank whenever the step has one anywhere."""
+`when`: `cp` only with cp > 1; `pairs` in each batch of a job that has a source of preference pairs; `image`
+and `video` on every rank whenever the step has one anywhere."""
 
 _SPAN_NAMES = frozenset(spec.name for spec in SPAN_FIELDS)
 
@@ -157,6 +169,8 @@ class Batch:
     num_tokens       tokens of documents in the whole microbatch, over all its cp ranks; no padding
     loss_weight_sum  sum of `loss_weight` over all ranks and microbatches of the step: divide the summed loss
                      by it, and every target token of the step weighs the same wherever it is
+    num_pairs        preference pairs of the step over all ranks and microbatches: divide the summed loss of
+                     pairs by it
     presence         {"image": bool, "video": bool}: whether the step has any, on any rank
     digest           of the step's set of samples; equal on every mesh
     metrics, trace   what the service measured of the step; seconds by phase
@@ -174,6 +188,7 @@ class Batch:
     digest: str
     metrics: dict[str, float]
     trace: dict[str, float]
+    num_pairs: int = 0
     _tensors: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -229,6 +244,7 @@ class Batch:
             return f"a batch has no field {name!r}; this one has {', '.join(sorted(self.numpy))}"
         reason = {
             "cp": "this mesh has cp = 1",
+            "pairs": "no source of this job has preference pairs",
             "image": "step {} has no picture on any rank",
             "video": "step {} has no video on any rank",
         }.get(known.when if not self.presence.get(known.when, False) else "", "")
@@ -272,6 +288,7 @@ def _batch(meta: dict[str, Any], number: int, arrays: dict[str, NDArray[Any]]) -
         digest=meta["digest"],
         metrics=meta["metrics"],
         trace=meta["trace"],
+        num_pairs=meta.get("num_pairs", 0),  # of services that know none, it has none
     )
 
 

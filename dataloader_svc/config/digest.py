@@ -46,6 +46,10 @@ _SOURCE_FIELDS = (
 )
 
 
+_PAIR_FIELDS = ("preference", "sequence_length for truncated pairs")
+"""What else counts of a source of preference pairs: the loader shortens those that are too long."""
+
+
 def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
     """A short hash of each setting that changes what is read: `{"job": "a1b2-...", "source/web": "..."}`.
 
@@ -55,7 +59,7 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
     job = {name: getattr(config, name) for name in _JOB_FIELDS if name != "chat_template"}
     settings = read_settings(base_dir / config.tokenizer)
     job["tokenizer"] = _tokenizer_hash(base_dir / config.tokenizer, settings)
-    own = any(source.messages and source.chat_template is None for source in config.sources.values())
+    own = any(source.is_chat and source.chat_template is None for source in config.sources.values())
     job["chat_template"] = settings.get("chat_template") if own else None
     digest = {"job": _short(job[name] for name in _JOB_FIELDS)}
     for name, source in config.sources.items():
@@ -64,7 +68,10 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
             values["chat_template"] = _file_hash(base_dir / source.chat_template)
         values["transforms"] = _transforms(source, base_dir)
         values["input_ids"] = [source.input_ids, source.loss_mask, source.id_type, source.append_eos]
-        digest[f"source/{name}"] = _short(values[field] for field in _SOURCE_FIELDS)
+        known = [values[field] for field in _SOURCE_FIELDS]
+        if source.preference is not None:
+            known += [source.preference, source.too_long == "truncate" and config.sequence_length]
+        digest[f"source/{name}"] = _short(known)
     return digest
 
 
@@ -72,7 +79,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Names of the fields that differ, as in the YAML. Added and removed sources are no difference."""
     changed = []
     for entry in sorted(old.keys() & new.keys()):
-        fields = _JOB_FIELDS if entry == "job" else _SOURCE_FIELDS
+        fields = _JOB_FIELDS if entry == "job" else (*_SOURCE_FIELDS, *_PAIR_FIELDS)
         prefix = "" if entry == "job" else f"sources.{entry.removeprefix('source/')}."
         parts = zip(fields, old[entry].split("-"), new[entry].split("-"), strict=False)
         changed += [prefix + field for field, before, after in parts if before != after]

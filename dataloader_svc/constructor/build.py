@@ -55,7 +55,7 @@ def build_step(
 ) -> BuiltStep:
     """All batches of the step for these dp ranks. Errors are those of `gather`.
 
-    presence and loss_weight_sum are of the whole step, whatever ranks are built.
+    presence, loss_weight_sum and num_pairs are of the whole step, whatever ranks are built.
     """
     samples = gather(plan, fetched, form.pixel_width)
     batches: dict[tuple[int, int], list[dict[str, NDArray[Any]]]] = {}
@@ -75,6 +75,7 @@ def build_step(
         "sources": list(plan.sources),
         "presence": samples.presence,
         "loss_weight_sum": float(samples.targets_sum),
+        "num_pairs": samples.num_pairs,
         "end": False,
     }
     return BuiltStep(batches, counts, meta, samples.bad)

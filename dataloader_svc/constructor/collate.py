@@ -28,7 +28,8 @@ _FILLER = -2  # masked by attention_mask; only in the padded layout
 class Form:
     """What all batches of a session have in common.
 
-    `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes.
+    `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes. `pairs`: a source of the
+    job has preference pairs, so all batches have their fields.
     """
 
     layout: Layout
@@ -36,6 +37,7 @@ class Form:
     cp: int
     pixel_width: int
     merge: int
+    pairs: bool = False
 
     @property
     def multiple(self) -> int:
@@ -66,27 +68,38 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Segments:
-    """Columns: piece (or _PAD_DOCUMENT, _FILLER), length, sequence inside the microbatch; and, by
-    microbatch, where its segments begin (`bounds`) and the bounds of its rows, in segments.
+    """Columns: piece (or _PAD_DOCUMENT, _FILLER), first token in the piece, length, sequence inside the
+    microbatch; and, by microbatch, where its segments begin (`bounds`) and the bounds of its rows, in
+    segments.
+
+    A piece is one segment; a preference pair is two, one behind the other.
     """
 
     piece: NDArray[np.int64]
+    start: NDArray[np.int64]
     length: NDArray[np.int64]
     sequence: NDArray[np.int64]
     bounds: list[int]
     row_bounds: list[list[int]]
+
+    @property
+    def first_of_piece(self) -> NDArray[np.bool_]:
+        """Which segments a piece begins with."""
+        first: NDArray[np.bool_] = (self.piece >= 0) & (self.start == 0)
+        return first
 
 
 def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[Microbatch]:
     """A dp rank's microbatches of the step, the same number on every rank. Arrays are views of one
     allocation a field.
     """
-    segments = _lay_out(plan, dp_rank, form)
+    segments = _lay_out(plan, samples.second.tolist(), dp_rank, form)
     ends = np.cumsum(segments.length)
     starts = ends - segments.length
     tokens = _token_fields(segments, samples, starts, int(ends[-1]))
     if form.layout == "padded":
         tokens |= _mask_fields(segments)
+    pairs = _Pairs(segments, samples, starts) if form.pairs else None
     spans = _span_fields(plan, segments, starts)
     media = {kind: _Media(number, segments, samples, starts, form) for number, kind in enumerate(KINDS)}
     presence = samples.presence
@@ -97,6 +110,8 @@ def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[
         cu_seqlens = np.append(starts[low:high], last).astype(np.int32) - np.int32(first)
         if form.layout == "packed":
             arrays["cu_seqlens"] = cu_seqlens
+        if pairs is not None:
+            arrays |= pairs.between(first, last)
         for kind in KINDS:
             if presence[kind]:
                 arrays |= media[kind].between(first, last)
@@ -117,15 +132,17 @@ def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[
     return out
 
 
-def _lay_out(plan: StepPlan, dp_rank: int, form: Form) -> _Segments:
+def _lay_out(plan: StepPlan, second: list[int], dp_rank: int, form: Form) -> _Segments:
     piece: list[int] = []
+    start: list[int] = []
     length: list[int] = []
     sequence: list[int] = []
     bounds, row_bounds = [0], []
     offsets, lengths = plan.sequence_offsets.tolist(), plan.length.tolist()
 
-    def add(what: int, tokens: int, row: int) -> None:
+    def add(what: int, tokens: int, row: int, begin: int = 0) -> None:
         piece.append(what)
+        start.append(begin)
         length.append(tokens)
         sequence.append(row)
 
@@ -135,7 +152,9 @@ def _lay_out(plan: StepPlan, dp_rank: int, form: Form) -> _Segments:
         row_bounds.append([len(piece)])
         for row, pieces in enumerate(rows):
             for index in pieces:
-                add(index, lengths[index], row)
+                if second[index]:
+                    add(index, second[index], row)
+                add(index, lengths[index] - second[index], row, second[index])
             used = sum(lengths[index] for index in pieces)
             if form.layout == "padded" and not used:
                 add(_PAD_DOCUMENT, 1, row)
@@ -147,6 +166,7 @@ def _lay_out(plan: StepPlan, dp_rank: int, form: Form) -> _Segments:
         bounds.append(len(piece))
     return _Segments(
         np.array(piece, np.int64),
+        np.array(start, np.int64),
         np.array(length, np.int64),
         np.array(sequence, np.int64),
         bounds,
@@ -157,18 +177,15 @@ def _lay_out(plan: StepPlan, dp_rank: int, form: Form) -> _Segments:
 def _token_fields(
     segments: _Segments, samples: Samples, starts: NDArray[np.int64], total: int
 ) -> dict[str, NDArray[Any]]:
-    pieces, lengths = segments.piece.tolist(), segments.length.tolist()
-    longest = max((n for p, n in zip(pieces, lengths, strict=True) if p < 0), default=0)
+    begins = segments.start.tolist()
+    runs = list(zip(segments.piece.tolist(), begins, segments.length.tolist(), strict=True))
+    longest = max((n for p, _, n in runs if p < 0), default=0)
     pad_ids, no_targets = np.full(longest, PAD_ID, np.int32), np.zeros(longest, np.uint8)
     input_ids = np.empty(total, np.int64)
-    np.concatenate(
-        [samples.ids[p] if p >= 0 else pad_ids[:n] for p, n in zip(pieces, lengths, strict=True)],
-        out=input_ids,
-    )
+    np.concatenate([samples.ids[p][s : s + n] if p >= 0 else pad_ids[:n] for p, s, n in runs], out=input_ids)
     targets = np.empty(total, np.uint8)
     np.concatenate(
-        [samples.targets[p] if p >= 0 else no_targets[:n] for p, n in zip(pieces, lengths, strict=True)],
-        out=targets,
+        [samples.targets[p][s : s + n] if p >= 0 else no_targets[:n] for p, s, n in runs], out=targets
     )
     targets[starts] = 0  # nothing in the same document comes before a first token
     labels = np.full(total, IGNORED_LABEL, np.int64)
@@ -199,7 +216,7 @@ def _mask_fields(segments: _Segments) -> dict[str, NDArray[Any]]:
 
 
 def _span_fields(plan: StepPlan, segments: _Segments, starts: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    real = segments.piece >= 0
+    real = segments.first_of_piece
     pieces = segments.piece[real]
     return {
         "source": plan.source[pieces].astype(np.int32),
@@ -212,6 +229,28 @@ def _span_fields(plan: StepPlan, segments: _Segments, starts: NDArray[np.int64])
     }
 
 
+class _Pairs:
+    """The preference pairs of a rank's step, in token order; `between` cuts out a microbatch's.
+
+    A pair with a medium that can't be decoded is none: there is nothing to learn from it.
+    """
+
+    def __init__(self, segments: _Segments, samples: Samples, starts: NDArray[np.int64]) -> None:
+        rejected = np.flatnonzero((segments.piece >= 0) & (segments.start > 0))
+        rejected = rejected[samples.usable[segments.piece[rejected]]]
+        ends = starts[rejected] + segments.length[rejected]
+        self._bounds = np.stack([starts[rejected - 1], starts[rejected], ends], axis=1)
+
+    def between(self, first: int, last: int) -> dict[str, NDArray[Any]]:
+        """The fields of the pairs whose tokens lie in [first, last)."""
+        low, high = np.searchsorted(self._bounds[:, 0], (first, last)).tolist()
+        bounds = (self._bounds[low:high] - first).astype(np.int32)
+        ids = np.zeros(last - first, np.int32)
+        for number, (chosen, rejected, end) in enumerate(bounds.tolist()):
+            ids[chosen:rejected], ids[rejected:end] = 2 * number + 1, 2 * number + 2
+        return {"pair_ids": ids, "pair_bounds": bounds}
+
+
 class _Media:
     """All media of one kind of a rank's step, in token order; `between` cuts out a microbatch's."""
 
@@ -219,7 +258,7 @@ class _Media:
         self, kind: int, segments: _Segments, samples: Samples, starts: NDArray[np.int64], form: Form
     ) -> None:
         self._name, self._merged = KINDS[kind], form.merge**2
-        real = segments.piece >= 0
+        real = segments.first_of_piece
         pieces = segments.piece[real]
         counts = samples.media_offsets[pieces + 1] - samples.media_offsets[pieces]
         medium = ragged(samples.media_offsets[pieces], counts)
@@ -266,7 +305,10 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
     # may add index and position, 8 each, and a frame, which has one at least, its time on every cp rank.
     # Built from: ids 4, targets 1, twice for the masked copy.
+    # A pair has a second document and its bounds, 16 bytes, and a number for each token, 4.
     per_token, per_placeholder, per_piece, fetched = 44, 16 + 4 * form.cp, 48, 6
+    if form.pairs:
+        per_token, per_piece = per_token + 4, per_piece + 16
     tokens, pieces, patches = 0, 0, 0
     sums = plan.sequence_tokens
     total = np.concatenate(([0], np.cumsum(plan.patches)))

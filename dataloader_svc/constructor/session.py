@@ -87,7 +87,8 @@ class Session:
         self.traces: deque[Mapping[str, float]] = deque(maxlen=_TRACED_STEPS)
         self._is = surroundings
         width = 3 * images.patch**2
-        self._form = Form(config.layout, config.sequence_length, self.sizes.cp, width, images.merge)
+        pairs = any(source.preference is not None for source in config.sources.values())
+        self._form = Form(config.layout, config.sequence_length, self.sizes.cp, width, images.merge, pairs)
         self._cut = CUTS[config.strategy.context_parallel]
         self._plans: dict[int, _Planned] = {}
         self._built: dict[int, BuiltStep] = {}

@@ -19,7 +19,10 @@ from dataloader_svc.constructor.step import KINDS
 Cut = Callable[[NDArray[np.int32], int], Sequence[NDArray[Any]]]
 """(document bounds, cp) -> for each cp rank, indices of its tokens: a value of CUTS."""
 
-_TOKEN_FIELDS = ("input_ids", "labels", "loss_weight", "position_ids", "attention_mask", "document_ids")
+_TOKEN_FIELDS = (
+    *("input_ids", "labels", "loss_weight", "position_ids", "attention_mask", "document_ids"),
+    "pair_ids",
+)
 _STAGES = {field.name: field.stages for field in FIELDS}
 
 

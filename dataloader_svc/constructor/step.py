@@ -118,6 +118,8 @@ class Samples:
     """What was fetched for a step, in the order of the plan's pieces; arrays are views of received frames.
 
     ids, targets    by piece: int32 and uint8 (tokens,). `targets` is all 0 where the piece is not usable
+    second          (n,) of a piece that is a preference pair, where its second document begins; else 0
+    usable          bool (n,)
     media_offsets   (n+1,) media of each piece, index into the rest
     media_kind      (m,) index into KINDS; media_start (m,) first placeholder token in its piece
     grid_thw        (m, 3); pixels by medium: uint8 (patches, 3*patch*patch)
@@ -127,6 +129,8 @@ class Samples:
 
     ids: list[NDArray[np.int32]]
     targets: list[NDArray[np.uint8]]
+    second: NDArray[np.int64]
+    usable: NDArray[np.bool_]
     media_offsets: NDArray[np.int64]
     media_kind: NDArray[np.int64]
     media_start: NDArray[np.int64]
@@ -135,6 +139,11 @@ class Samples:
     times: list[NDArray[np.float32]]
     targets_sum: int
     bad: tuple[Bad, ...]
+
+    @property
+    def num_pairs(self) -> int:
+        """Preference pairs of the step that can be learnt from."""
+        return int(np.count_nonzero(self.usable & (self.second > 0)))
 
     @property
     def presence(self) -> dict[str, bool]:
@@ -151,6 +160,7 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
     empty: NDArray[Any] = np.empty(0, np.int32)
     ids: list[NDArray[np.int32]] = [empty] * plan.num_pieces
     targets: list[NDArray[np.uint8]] = [empty.astype(np.uint8)] * plan.num_pieces
+    second, usable = np.zeros(plan.num_pieces, np.int64), np.zeros(plan.num_pieces, np.bool_)
     media: list[list[_Medium]] = [[]] * plan.num_pieces
     targets_sum = 0
     bad: list[Bad] = []
@@ -158,12 +168,15 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
         part = _Part(plan, pieces, frame, pixel_width)
         for row, piece in enumerate(pieces.tolist()):
             ids[piece], targets[piece], media[piece] = part.piece(row)
+        second[pieces], usable[pieces] = part.second, part.usable
         targets_sum += part.targets_sum()
         bad += part.bad()
     flat = [medium for of_piece in media for medium in of_piece]
     return Samples(
         ids=ids,
         targets=targets,
+        second=second,
+        usable=usable,
         media_offsets=np.concatenate(([0], np.cumsum([len(of_piece) for of_piece in media], dtype=np.int64))),
         media_kind=np.array([medium.kind for medium in flat], np.int64),
         media_start=np.array([medium.start for medium in flat], np.int64),
@@ -192,16 +205,19 @@ class _Part:
         try:
             self._ids, self._pixels = arrays["ids"], arrays["pixels"].reshape(-1, pixel_width)
             self._offsets = arrays["id_offsets"].astype(np.int64)
-            self._ok = arrays["ok"].astype(bool)
+            self.usable = arrays["ok"].astype(bool)
+            self.second = arrays["second"].astype(np.int64)
             self._media_offsets = arrays["media_offsets"].tolist()
             self._kind, self._start = arrays["media_kind"].tolist(), arrays["media_start"].tolist()
             self._grid = arrays["grid_thw"].astype(np.int64).reshape(-1, 3)
             self._times = arrays["frame_times"]
         except (KeyError, ValueError) as error:
             raise PeerError(f"step {plan.step}: a loader's answer lacks or misshapes {error}") from None
-        if len(self._ok) != len(pieces) or len(self._offsets) != len(pieces) + 1:
-            raise PeerError(f"step {plan.step}: a loader answered {len(self._ok)} of {len(pieces)} pieces")
+        if not len(self.usable) == len(self.second) == len(self._offsets) - 1 == len(pieces):
+            raise PeerError(f"step {plan.step}: a loader answered {len(self.usable)} of {len(pieces)} pieces")
         self._compare("tokens", np.diff(self._offsets), plan.length[pieces])
+        if ((self.second < 0) | (self.second >= plan.length[pieces])).any():
+            raise PeerError(f"step {plan.step}: a loader's pair has its second document outside of it")
         patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
         found = patches[arrays["media_offsets"][1:]] - patches[arrays["media_offsets"][:-1]]
         self._compare("patches", found, plan.patches[pieces])
@@ -213,7 +229,7 @@ class _Part:
             raise PeerError(f"step {plan.step}: {len(self._times)} times for {self._frames[-1]} frames")
         self._patches: list[int] = patches.tolist()
         # A token that can't be predicted from the one before it in its own piece is no target.
-        self._targets = arrays["targets"] * np.repeat(self._ok, np.diff(self._offsets))
+        self._targets = arrays["targets"] * np.repeat(self.usable, np.diff(self._offsets))
         self._bounds: list[int] = self._offsets.tolist()
 
     def _compare(self, what: str, found: NDArray[np.int64], planned: NDArray[np.int64]) -> None:
@@ -243,9 +259,11 @@ class _Part:
         return self._ids[low:high], self._targets[low:high], media
 
     def targets_sum(self) -> int:
-        """Targets that have a predecessor in their piece."""
-        firsts = self._targets[self._offsets[:-1][np.diff(self._offsets) > 0]]
-        return int(np.count_nonzero(self._targets)) - int(np.count_nonzero(firsts))
+        """Targets that have a predecessor in their document."""
+        starts = self._offsets[:-1]
+        firsts = [starts[np.diff(self._offsets) > 0], (starts + self.second)[self.second > 0]]
+        not_predicted = np.count_nonzero(self._targets[np.concatenate(firsts)])
+        return int(np.count_nonzero(self._targets)) - int(not_predicted)
 
     def bad(self) -> list[Bad]:
         """The pieces reported as undecodable."""

@@ -55,7 +55,10 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class TakenPiece:
-    """ids int32 (t,), targets uint8 (t,), the media whose placeholders lie in it, and where it comes from."""
+    """ids int32 (t,), targets uint8 (t,), the media whose placeholders lie in it, and where it comes from.
+
+    second   first token of the second document of a pair; 0: it is of one document
+    """
 
     ids: NDArray[np.int32]
     targets: NDArray[np.uint8]
@@ -64,6 +67,7 @@ class TakenPiece:
     reader: BlockReader
     rule: SampleRule
     name: SampleId
+    second: int = 0
 
 
 def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRule) -> TakenPiece:
@@ -82,6 +86,13 @@ def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRu
             f"{name} ({held.ref(index)}): planned tokens {piece.start} to {stop}, but the document has "
             f"{last - first} now; the file has changed since it was planned"
         )
+    second = 0 if held.second is None else int(held.second[index])
+    if second and (piece.start, stop) != (0, last - first):
+        # The planner never cuts a pair: another length means other data, or another rule for long ones.
+        raise StateError(
+            f"{name} ({held.ref(index)}): planned tokens {piece.start} to {stop} of a preference pair, which "
+            f"has {last - first} now: the file, sequence_length or too_long has changed since it was planned"
+        )
     return TakenPiece(
         held.ids[first + piece.start : first + stop].copy(),
         held.targets[first + piece.start : first + stop].copy(),
@@ -90,6 +101,7 @@ def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRu
         reader,
         rule,
         name,
+        second,
     )
 
 
@@ -154,6 +166,7 @@ def decode(
         "ids": _joined([piece.ids for piece in pieces], np.int32),
         "id_offsets": np.cumsum([0, *(len(piece.ids) for piece in pieces)], dtype=np.int64),
         "targets": _joined([piece.targets for piece in pieces], np.uint8),
+        "second": np.array([piece.second for piece in pieces], np.int32),
         "media_offsets": np.cumsum([0, *(len(piece.media) for piece in pieces)], dtype=np.int32),
         "media_kind": np.array([medium.kind for _, medium in media], np.uint8),
         "media_start": np.array([medium.start for _, medium in media], np.int32),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample
+from dataloader_svc.loader.paired import PROMPTS, split_pairs
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.loader.transformed import transformed
@@ -25,6 +26,7 @@ from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRe
 from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import assemble
+from dataloader_svc.transforms.pairs import joined
 from dataloader_svc.transforms.slots import may_have_media, row_media, without_dead
 from dataloader_svc.transforms.vision import grid, num_tokens
 
@@ -75,6 +77,7 @@ class HeldBlock:
     """A block as a loader keeps it: sample i is position `start + i`; documents as in `Documents`.
 
     compared   documents that were encoded a second time; `incidents`: of them, those that differ
+    second     as in `Documents`
     """
 
     block: BlockId
@@ -87,6 +90,7 @@ class HeldBlock:
     ref: Callable[[int], RowRef]
     compared: int = 0
     incidents: tuple[Incident, ...] = ()
+    second: NDArray[np.int32] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -105,23 +109,14 @@ def read_block(
     Bad samples have no tokens and stand in `bad`. Raises only what is no sample's fault.
     """
     samples = transformed(reader.read_block(block), rule.transforms)
-    bad = dict(samples.bad)
-    found = _probe_media(reader, samples, rule, (pool, waiting or pool), bad)
-    columns = samples.columns
-    rows = RowColumns(
-        len(samples),
-        found.sizes,
-        texts=columns.get("text"),
-        messages=columns.get("messages"),
-        interleaved=without_dead(columns["interleaved"], found.dead)
-        if found.dead
-        else columns.get("interleaved"),
-        ids=columns.get("input_ids"),
-        masks=columns.get("loss_mask"),
-        bad=bad,
-        compare=_compared(samples, rule),
-    )
-    documents = assemble(rule.tokenizer, rule.document, rows)
+    compare = _compared(samples, rule)
+    if rule.pairs is None:
+        documents, found = _documents(reader, samples, rule, compare, pool, waiting or pool)
+    else:
+        both = split_pairs(samples, rule.pairs)
+        compare = None if compare is None else np.repeat(compare, 2)
+        documents, found = _documents(reader, both, rule, compare, pool, waiting or pool)
+        documents = joined(documents, found.sizes.tokens, rule.pairs.limit)
     return HeldBlock(
         block=block,
         start=samples.start,
@@ -136,7 +131,36 @@ def read_block(
             Incident(samples.start + index, samples.ref(index), TOKENIZER_DIFFERS, what)
             for index, what in sorted(documents.differing.items())
         ),
+        second=documents.second,
     )
+
+
+def _documents(
+    reader: BlockReader,
+    samples: BlockSamples,
+    rule: SampleRule,
+    compare: NDArray[np.bool_] | None,
+    pool: Executor,
+    waiting: Executor,
+) -> tuple[Documents, _Media]:
+    bad = dict(samples.bad)
+    found = _probe_media(reader, samples, rule, (pool, waiting), bad)
+    columns = samples.columns
+    rows = RowColumns(
+        len(samples),
+        found.sizes,
+        texts=columns.get("text"),
+        messages=columns.get("messages"),
+        interleaved=without_dead(columns["interleaved"], found.dead)
+        if found.dead
+        else columns.get("interleaved"),
+        ids=columns.get("input_ids"),
+        masks=columns.get("loss_mask"),
+        prompts=columns.get(PROMPTS),
+        bad=bad,
+        compare=compare,
+    )
+    return assemble(rule.tokenizer, rule.document, rows), found
 
 
 def probe_columns(held: HeldBlock) -> ProbeColumns:

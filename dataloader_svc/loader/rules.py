@@ -25,6 +25,7 @@ from dataloader_svc.sample import SampleId, keyed_rng
 from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
+from dataloader_svc.transforms.pairs import PairRule
 from dataloader_svc.transforms.per_source import PictureCrop, Transform, TransformError, make_transforms
 from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, smart_resize
@@ -40,6 +41,7 @@ class SampleRule:
     crop       of its pictures; then `readers` says their size, and `reader` cuts them
     drop_bad   media of interleaved documents that can't be read are left out; else the document is bad
     max_clip_pixels   of all frames of a video together
+    pairs      of a source of preference pairs
     """
 
     tokenizer: Tokenizer
@@ -52,6 +54,7 @@ class SampleRule:
     crop: PictureCrop | None = None
     drop_bad: bool = False
     max_clip_pixels: int = VideoFields.model_fields["max_clip_pixels"].default
+    pairs: PairRule | None = None
 
     def size(self, found: MediaProbe) -> tuple[int, int]:
         """(height, width) that each frame of a medium is given. Raises BadSample BAD_SHAPE."""
@@ -93,7 +96,7 @@ def sample_rule(
     transforms = _prepared(source, base_dir)
     vision, crop = _geometry(config, source, transforms)
     chat = None
-    if source.messages is not None:
+    if source.is_chat:
         file = None if source.chat_template is None else base_dir / source.chat_template
         chat = ChatTemplate.load(file, tokenizer)
     return SampleRule(
@@ -107,7 +110,15 @@ def sample_rule(
         crop=crop,
         drop_bad=source.interleaved is not None and source.interleaved.on_bad_image == "drop",
         max_clip_pixels=(source.video or VideoFields()).max_clip_pixels,
+        pairs=_pairs(config, source),
     )
+
+
+def _pairs(config: Config, source: Source) -> PairRule | None:
+    if source.preference is None:
+        return None
+    limit = config.sequence_length if source.too_long == "truncate" else None
+    return PairRule(not source.is_chat, source.preference.prompt_end, limit)
 
 
 def _prepared(source: Source, base_dir: Path) -> tuple[Transform, ...]:
@@ -148,11 +159,10 @@ def _naming(source: Source, number: int) -> Iterator[None]:
 def _kinds(config: Config, source: Source) -> set[int]:
     """Kinds of media that rows may hold: in fields of their own, or where the job has a token, in parts."""
     tokens = (config.media_tokens.image, config.media_tokens.video)
-    in_parts = source.messages is not None or source.interleaved is not None
     return {
         kind
         for kind, name in enumerate(MEDIA_KINDS)
-        if source.has_media(name) or (in_parts and tokens[kind] is not None)
+        if source.has_media(name) or (source.has_parts and tokens[kind] is not None)
     }
 
 

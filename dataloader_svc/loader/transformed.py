@@ -13,6 +13,7 @@ from dataloader_svc.errors import BadSample
 from dataloader_svc.sources.chat_shapes import messages_value
 from dataloader_svc.sources.id_arrays import numbers_value
 from dataloader_svc.sources.interleaved import parts_of_document
+from dataloader_svc.sources.preference import PAIR_ROLES, pair_value
 from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.transforms.per_source import BlockRows, Transform
 
@@ -21,6 +22,7 @@ _STRUCTURED: Mapping[str, Callable[[object, str], Any]] = {
     "interleaved": parts_of_document,
     "input_ids": numbers_value,
     "loss_mask": numbers_value,
+    **dict.fromkeys(PAIR_ROLES, pair_value),
 }
 """What a person's function may have built of parts of its own: it is looked at as a row of a file is."""
 

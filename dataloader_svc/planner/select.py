@@ -42,6 +42,7 @@ class Rules:
 
     batch_unit   what the size of a step was given in. In samples it is `num_samples`, and `num_sequences` is
                  None: as many as they need; else it is `num_sequences`, and `num_samples` is None
+    whole        sources whose samples are never cut: preference pairs
     """
 
     names: tuple[str, ...]
@@ -58,6 +59,7 @@ class Rules:
     last_batch: Literal["pad", "drop"]
     too_long: Mapping[str, TooLong]
     bad_limit: Mapping[str, BadLimit]
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -87,6 +89,7 @@ class Rules:
                 name: BadLimit(source.max_bad_fraction, source.max_bad_minimum)
                 for name, source in config.sources.items()
             },
+            whole=frozenset(name for name, source in config.sources.items() if source.preference is not None),
         )
 
     @property

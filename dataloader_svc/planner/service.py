@@ -283,7 +283,8 @@ class PlannerService:
         generation = self._journal.generation
         if state is None:
             state = State.initial(self._rules.names, seed=self._config.seed, config=self._digests)
-        adapted = state.adapted(self._rules.names, self._digests, self._rules.sequence_length)
+        rules = self._rules
+        adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
         logged = await self._journal.state_at(state.step) if generation is not None else None
         changed = isinstance(self._core.stopped, StateError)
         choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)

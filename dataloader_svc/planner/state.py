@@ -143,13 +143,20 @@ class State:
         """Of the canonical text: the same for every copy of this state."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
 
-    def adapted(self, names: tuple[str, ...], config: Mapping[str, str], sequence_length: int) -> State:
+    def adapted(
+        self,
+        names: tuple[str, ...],
+        config: Mapping[str, str],
+        sequence_length: int,
+        whole: frozenset[str] = frozenset(),
+    ) -> State:
         """This state under a changed configuration: sources added and removed, sequences shorter.
 
         A removed source takes its waiting pieces along, and what it is owed is forgotten, as is what it
         was ahead; a new one starts with nothing owed. Where a source is read otherwise now (a join by
         force), what waited of it is no more, and its files may be others. Longer waiting pieces are cut
-        again. StateError: a piece with media is longer than a sequence now.
+        again. StateError: a piece with media, or of a source of preference pairs (`whole`), is longer than a
+        sequence now.
         """
         fits = not np.any(self.waiting.length > sequence_length)
         if fits and self.names == tuple(sorted(names)) and dict(self.config) == dict(config):
@@ -167,7 +174,7 @@ class State:
         mask = renumbered[self.waiting.source] >= 0
         waiting = self.waiting.take(mask)
         waiting = replace(waiting, source=renumbered[waiting.source].astype(np.int64))
-        waiting, age = _recut(waiting, self.age[mask], sequence_length, tuple(sources))
+        waiting, age = _recut(waiting, self.age[mask], sequence_length, tuple(sources), whole)
         return replace(self, sources=sources, config=config, waiting=waiting, age=age, ended=False)
 
     def _read_otherwise(self, config: Mapping[str, str]) -> set[str]:
@@ -224,14 +231,21 @@ def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pie
 
 
 def _recut(
-    waiting: Pieces, age: NDArray[np.int64], sequence_length: int, names: tuple[str, ...]
+    waiting: Pieces,
+    age: NDArray[np.int64],
+    sequence_length: int,
+    names: tuple[str, ...],
+    whole: frozenset[str],
 ) -> tuple[Pieces, NDArray[np.int64]]:
     long = waiting.length > sequence_length
-    media = np.flatnonzero(long & (waiting.patches > 0))
-    if len(media):
-        first = int(media[0])
+    pair = np.isin(waiting.source, [number for number, name in enumerate(names) if name in whole])
+    uncut = np.flatnonzero(long & (pair | (waiting.patches > 0)))
+    if len(uncut):
+        first = int(uncut[0])
+        name = repr(names[int(waiting.source[first])])
+        what = f"preference pair of {name}" if pair[first] else f"document of {name} with pictures"
         raise StateError(
-            f"a waiting document of {names[int(waiting.source[first])]!r} with pictures has "
+            f"a waiting {what} has "
             f"{waiting.length[first]} tokens, and sequence_length is now {sequence_length}: resume once with "
             "the old sequence_length"
         )

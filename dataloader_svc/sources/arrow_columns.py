@@ -12,8 +12,16 @@ import pyarrow as pa
 
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import Fields, Rows
-from dataloader_svc.sources.fields import NUMBERS, describe_missing, raw_root, role_value, value_inside
+from dataloader_svc.sources.fields import (
+    NUMBERS,
+    describe_missing,
+    is_text,
+    raw_root,
+    role_value,
+    value_inside,
+)
 from dataloader_svc.sources.id_arrays import numbers_column
+from dataloader_svc.sources.preference import PAIR_ROLES
 from dataloader_svc.sources.values import media_value
 from dataloader_svc.transforms.base import MEDIA_KINDS
 
@@ -23,6 +31,7 @@ _WANTED = {
     "interleaved": "a list of structs {type, text, image}",
     "texts": "a list of strings",
     "images": "a list",
+    **dict.fromkeys(PAIR_ROLES, "a string, a list of structs {role, content}, or one such struct"),
     "input_ids": "a list of whole numbers, or binary",
     "loss_mask": "a list of whole numbers or booleans, or binary",
 }
@@ -35,7 +44,7 @@ def check_schema(path: str, schema: pa.Schema, fields: Fields) -> dict[str, str]
     """
     for role, names in fields.names.items():
         for name in names:
-            _check_type(path, schema, role, name)
+            _check_type(path, schema, "text" if is_text(fields, role) else role, name)
     return {
         role: "column " + describe_missing(names, schema.names)
         for role, names in fields.names.items()
@@ -62,7 +71,7 @@ def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
             error = BadSample(Reason.MISSING_FIELD, f"this shard has no column {' or '.join(names)}")
             columns[role] = [None] * num_rows
             bad.update((row, error) for row in range(num_rows) if row not in bad)
-        elif role == "text":
+        elif is_text(fields, role):
             columns[role] = _text_column(*here[0], bad)
         elif role in NUMBERS and is_list(here[0][1].type):
             name, column = here[0]
@@ -176,6 +185,8 @@ def _serves(role: str, found: pa.DataType) -> bool:
         return _is_bytes(found)
     if role in ("messages", "interleaved"):
         return is_list(found) and pa.types.is_struct(found.value_type)
+    if role in PAIR_ROLES:
+        return _is_bytes(found) or pa.types.is_struct(found) or _serves("messages", found)
     if role == "texts":
         return is_list(found) and (_is_bytes(found.value_type) or pa.types.is_null(found.value_type))
     if role == "images":

@@ -46,12 +46,14 @@ class Fields:
               `Rows.raw` each, values as Python has them, None where a row lacks one
     optional  roles that a row may lack: their value is an empty list then
     id_type   numpy type of token ids that are raw bytes
+    pairs_are_text   preference pairs are strings as they stand, not messages
     """
 
     names: Mapping[str, tuple[str, ...]]
     raw: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     id_type: str | None = None
+    pairs_are_text: bool = False
 
     def __iter__(self) -> Iterator[str]:  # iterating gives the roles
         return iter(self.names)
@@ -64,7 +66,8 @@ class Rows:
     columns    role -> one value a row: text `str`; messages `list[dict]` (`chat_shapes.py`); image and video
                `list` of `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty for
                none; interleaved `list[dict]` (`parts.py`); texts and images lists as they stand; input_ids
-               and loss_mask arrays of whole numbers. `fields.role_value` makes each.
+               and loss_mask arrays of whole numbers; prompt, chosen and rejected `str`, or messages as
+               above. `fields.role_value` makes each.
                Every role of the source has a column.
     bad        row (index in this extent) -> why it can't be used. Its values in `columns` mean nothing.
     raw        name -> one value a row, for each of `Fields.raw`

@@ -21,6 +21,7 @@ from dataloader_svc.sources.base import Fields
 from dataloader_svc.sources.chat_shapes import messages_value
 from dataloader_svc.sources.id_arrays import numbers_value
 from dataloader_svc.sources.interleaved import list_value, parts_of_document
+from dataloader_svc.sources.preference import PAIR_ROLES, turns_value
 from dataloader_svc.sources.values import media_value, text_value
 from dataloader_svc.transforms.base import MEDIA_KINDS
 from dataloader_svc.transforms.per_source import columns_of, make_transforms
@@ -45,11 +46,18 @@ def fields_of(source: Source) -> Fields:
         names["video"] = (source.video.field,)
     if source.interleaved is not None:
         names |= {role: (name,) for role, name in source.interleaved.names.items()}
+    if source.preference is not None:
+        names |= {role: (name,) for role, name in source.preference.names.items()}
     for role in ("input_ids", "loss_mask"):
         if (name := getattr(source, role)) is not None:
             names[role] = (name,)
-    optional = frozenset(MEDIA_KINDS) & names.keys() if source.messages is not None else frozenset()
-    return Fields(names, columns_of(make_transforms(source)), optional, source.id_type)
+    return Fields(
+        names,
+        columns_of(make_transforms(source)),
+        optional=frozenset(MEDIA_KINDS) & names.keys() if source.is_chat else frozenset(),
+        id_type=source.id_type,
+        pairs_are_text=source.preference is not None and source.preference.style == "text",
+    )
 
 
 def raw_root(name: str, found: Collection[str]) -> str | None:
@@ -81,13 +89,20 @@ NORMALISE: Mapping[str, Callable[[object, str], Any]] = {
     "images": list_value,
     "interleaved": parts_of_document,
 }
-"""By role; `input_ids` and `loss_mask` aside, which need the source's `id_type` too."""
+"""By role; but for `input_ids` and `loss_mask`, which need the source's `id_type` too, and PAIR_ROLES."""
+
+
+def is_text(fields: Fields, role: str) -> bool:
+    """Whether the role's values are strings as they stand."""
+    return role == "text" or (fields.pairs_are_text and role in PAIR_ROLES)
 
 
 def role_value(fields: Fields, role: str, value: object, name: str) -> Any:
     """What a role makes of the value of field `name`. Raises BadSample."""
     if role in NUMBERS:
         return numbers_value(value, name, fields.id_type)
+    if role in PAIR_ROLES:
+        return text_value(value, name) if is_text(fields, role) else turns_value(value, name, role)
     return NORMALISE[role](value, name)
 
 

@@ -33,11 +33,12 @@ from dataloader_svc.sources.base import (
     ShardIndex,
     SourceFormat,
 )
-from dataloader_svc.sources.fields import describe_missing, row_values
+from dataloader_svc.sources.fields import describe_missing, is_text, row_values
+from dataloader_svc.sources.preference import PAIR_ROLES
 
 _CHUNK = 2**20
 _LONGEST_LINE = 16 * 2**20
-_JSON_ROLES = ("messages", "interleaved", "texts", "images", "input_ids", "loss_mask")
+_JSON_ROLES = ("messages", "interleaved", "texts", "images", "input_ids", "loss_mask", *PAIR_ROLES)
 _OTHERS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -142,8 +143,9 @@ class Manifest(SourceFormat):
     def _values(self, header: Sequence[str], record: _Record) -> Mapping[str, object]:
         """Cell by column name; those of roles that are lists are JSON."""
         values: dict[str, object] = dict(zip(header, _checked(header, record), strict=True))
-        fields = self.context.fields.names
-        for name in (name for role in _JSON_ROLES for name in fields.get(role, ())):
+        fields = self.context.fields
+        roles = [role for role in _JSON_ROLES if not is_text(fields, role)]
+        for name in (name for role in roles for name in fields.names.get(role, ())):
             try:
                 values[name] = json.loads(str(values[name]))
             except (ValueError, RecursionError) as error:

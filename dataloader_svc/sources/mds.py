@@ -23,9 +23,16 @@ from pydantic import Field
 from dataloader_svc.config.schema import Model
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
-from dataloader_svc.sources.fields import NUMBERS, describe_missing, raw_root, raw_value, row_values
+from dataloader_svc.sources.fields import (
+    NUMBERS,
+    describe_missing,
+    raw_root,
+    raw_value,
+    row_values,
+)
 from dataloader_svc.sources.mds_index import Shard, ShardFile, hasher, shards_of
 from dataloader_svc.sources.mds_values import PICKLE, base_of, decoded, is_known
+from dataloader_svc.sources.preference import PAIR_ROLES
 from dataloader_svc.storage import Match
 from dataloader_svc.transforms.base import MEDIA_KINDS
 
@@ -282,6 +289,8 @@ def _serving(role: str) -> tuple[str, ...]:
     """Encodings whose values can serve a role."""
     if role == "text":
         return ("str", "json")
+    if role in PAIR_ROLES:
+        return ("json", "str")
     if role in NUMBERS:
         return ("ndarray", "bytes", "json")
     if role in MEDIA_KINDS:

@@ -27,6 +27,7 @@ from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, Sh
 from dataloader_svc.sources.fields import (
     NUMBERS,
     describe_missing,
+    is_text,
     missing_field,
     raw_root,
     role_value,
@@ -92,7 +93,7 @@ class WebDataset(SourceFormat):
         missing = {
             role: describe_missing(names, extensions)
             for role, names in self._names.items()
-            if not any(_lookup(role, name, extensions) for name in names)
+            if not any(_lookup(self._kind(role), name, extensions) for name in names)
         }
         return ShardIndex(tuple(extents), tuple(warnings), missing)
 
@@ -168,11 +169,16 @@ class WebDataset(SourceFormat):
             extents.append(Extent(first_row, rows, start, stop - start, max(1, num_bytes)))
         return extents, list(extensions)
 
+    def _kind(self, role: str) -> str:
+        """`role`, or "text" where its values are strings as they stand."""
+        return "text" if is_text(self.context.fields, role) else role
+
     def _mapped(self, parts: Mapping[str, Member]) -> dict[str, tuple[str, str]]:
         """By role, the extension of the first member that can serve it, and the name that means it."""
         mapped: dict[str, tuple[str, str]] = {}
         for role, names in self._names.items():
-            found = ((root, name) for name in names if (root := _lookup(role, name, parts)) is not None)
+            roots = ((_lookup(self._kind(role), name, parts), name) for name in names)
+            found = ((root, name) for root, name in roots if root is not None)
             if (first := next(found, None)) is not None:
                 mapped[role] = first
         return mapped
@@ -194,7 +200,7 @@ class WebDataset(SourceFormat):
             root, name = mapped[role]
             member = sample.parts[root]
             content = data[member.data : member.data + member.size]
-            if role == "text" and root == name.lower():
+            if self._kind(role) == "text" and root == name.lower():
                 values[role] = _utf8(content, member.name)
             elif not content:
                 raise BadSample(Reason.MISSING_FIELD, f"member {member.name!r} is empty")

@@ -41,12 +41,13 @@ class Medium:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """Tokens, which of them may be targets, and media."""
+    """Tokens, which of them may be targets, and media; of a pair, where its second document begins."""
 
     ids: NDArray[np.int32]
     targets: NDArray[np.uint8]
     media: tuple[Medium, ...]
     ok: bool
+    second: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Script:
     """A job that needs no files: `num_steps` steps of `num_sequences` sequences, the last one half empty.
 
     Documents of "captions" carry media. `bad_every`: each such position of "captions" can't be decoded.
+    `pairs`: about half of all documents are preference pairs.
     `uneven`: as where steps are so many samples, each has another number of sequences, up to `num_sequences`,
     and placement fills them up with empty ones.
     """
@@ -68,6 +70,7 @@ class Script:
     bad_every: int = 5
     layout: str = "packed"
     uneven: bool = False
+    pairs: bool = False
     seed: int = 0
 
     def document(self, source: str, epoch: int, position: int) -> Document:
@@ -89,7 +92,10 @@ class Script:
         ids = np.concatenate(parts).astype(np.int32)
         targets = (ids < 800) & (rng.random(len(ids)) < 0.8)
         ok = not (source == "captions" and self.bad_every and position % self.bad_every == 0)
-        return Document(ids, targets.astype(np.uint8), tuple(media), ok)
+        pair = self.pairs and bool(rng.random() < 0.5)
+        return Document(
+            ids, targets.astype(np.uint8), tuple(media), ok, len(ids) - len(parts[-1]) if pair else 0
+        )
 
     def records(self) -> list[plan_pb2.PlanRecord]:
         """The plan of every step, in order."""
@@ -111,8 +117,8 @@ class Script:
                     source, position, start = pending
                     document = self.document(source, 0, position)
                     length = len(document.ids) - start
-                    if length > room and (document.media or room < 4):
-                        break  # media are not cut, crumbs not made
+                    if length > room and (document.media or document.second or room < 4):
+                        break  # media and pairs are not cut, crumbs not made
                     used = min(length, room)
                     self._add(record, source, position, start, used, document)
                     room -= used
@@ -272,7 +278,7 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
     ids: list[NDArray[np.int32]] = []
     targets: list[NDArray[np.uint8]] = []
     media: list[Medium] = []
-    media_offsets, ok, bad = [0], [], []
+    media_offsets, ok, bad, second = [0], [], [], []
     width = 3 * script.patch**2
     columns = (request.source, request.epoch, request.position, request.start, request.length)
     for row, (source, epoch, position, start, length) in enumerate(zip(*columns, strict=True)):
@@ -284,12 +290,14 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
             media.append(Medium(medium.kind, medium.start - start, medium.grid, pixels, medium.times))
         media_offsets.append(len(media))
         ok.append(document.ok)
+        second.append(document.second)
         if not document.ok:
             bad.append([row, "captions.tar", position, "decode_failed", "scripted"])
     arrays = {
         "ids": np.concatenate([np.empty(0, np.int32), *ids]),
         "id_offsets": np.cumsum([0, *map(len, ids)], dtype=np.int64),
         "targets": np.concatenate([np.empty(0, np.uint8), *targets]),
+        "second": np.array(second, np.int32),
         "media_offsets": np.array(media_offsets, np.int32),
         "media_kind": np.array([medium.kind for medium in media], np.uint8),
         "media_start": np.array([medium.start for medium in media], np.int32),

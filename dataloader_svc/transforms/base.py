@@ -60,6 +60,7 @@ class RowColumns:
 
     interleaved  lists of typed parts, as in `slots.py`
     ids, masks   arrays of whole numbers, a row each
+    prompts      of texts or messages: how many of a row's first characters or messages are no targets
     bad          rows that are out already; their values are ignored
     compare      bool (n,), or None for none: rows whose text is encoded again by the tokenizer's reference
     """
@@ -71,6 +72,7 @@ class RowColumns:
     interleaved: Sequence[Any] | None = None
     ids: Sequence[Any] | None = None
     masks: Sequence[Any] | None = None
+    prompts: Sequence[int] | None = None
     bad: Mapping[int, BadSample] = field(default_factory=dict)
     compare: NDArray[np.bool_] | None = None
 
@@ -85,6 +87,8 @@ class Documents:
     media_offsets  int32 (n+1,)  ragged index into the two below, in the order of the tokens
     media_index    int64 (k,)    which medium of `MediaSizes`
     media_start    int32 (k,)    its first placeholder, in the document
+    second         int32 (n,), or None for none: of samples that are two documents (`pairs.py`), the first
+                   token of the second; 0 in bad ones
     bad            row -> why; those of `RowColumns.bad` and the ones found here
     compared       documents that were encoded a second time, by the reference
     differing      row -> what is different, of those
@@ -99,3 +103,4 @@ class Documents:
     bad: Mapping[int, BadSample]
     compared: int = 0
     differing: Mapping[int, str] = field(default_factory=dict)
+    second: NDArray[np.int32] | None = None

@@ -80,21 +80,24 @@ class ChatTemplate:
         facts = TemplateFacts.of(tree, lambda word: tokenizer.split_control(word) == [word])
         return cls(name, tokenizer, template, facts, _takes_lists(template))
 
-    def parts(self, messages: object) -> list[Part]:
+    def parts(self, messages: object, prompt: int = 0) -> list[Part]:
         """The parts of a chat in order. Raises BadSample where it is no chat that can be learnt from.
 
         Targets are what assistant messages hold and, where a control token follows with at most white space
-        between, everything up to and including it; or what stands in `{% generation %}`.
+        between, everything up to and including it; or what stands in `{% generation %}`. Of the first
+        `prompt` messages nothing is a target.
         """
         chat = _checked(messages)
         prefix = unused_prefix(chat)
         if not self._lists:
             chat = [{**message, "content": _flat(message["content"], prefix)} for message in chat]
-        marks = Marks(self._facts, prefix, _is_name)
+        marks = Marks(self._facts, prefix, _is_name, prompt)
         marked = self._render([marks.mark(message) for message in chat], marks.variables)
         stretches = marks.stretches(self._render(chat, marks.variables), marked)
         if not any(stretch.target for stretch in stretches):
-            raise BadSample(Reason.BAD_MESSAGES, "no assistant message with content: nothing to learn")
+            where = f" behind the {prompt} of the prompt" if prompt else ""
+            detail = f"no assistant message with content{where}: nothing to learn"
+            raise BadSample(Reason.BAD_MESSAGES, detail)
         return list(_parts(stretches, self.tokenizer, prefix, generation=self._facts.generation))
 
     def _render(self, messages: list[dict[str, Any]], variables: dict[str, str]) -> str:

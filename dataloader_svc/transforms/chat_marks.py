@@ -144,11 +144,13 @@ class Marks:
     """The marks of one chat. `mark` every message, render both, then `stretches`.
 
     is_name   whether a string may reach the template unmarked where it is a key or a type
+    prompt    so many of the first messages hold nothing that is to be learnt
     """
 
     facts: TemplateFacts
     prefix: str
     is_name: Callable[[object], bool]
+    prompt: int = 0
     _runs: list[_Run] = field(default_factory=list)
     _strings: int = 0
     _messages: int = 0
@@ -178,8 +180,9 @@ class Marks:
             return [marked(item, learnt) for item in value] if isinstance(value, list) else value
 
         self._check(message)
+        speaks = role == ASSISTANT and self._messages > self.prompt
         return {
-            key: value if key == "role" else marked(value, role == ASSISTANT and key in _LEARNT)
+            key: value if key == "role" else marked(value, speaks and key in _LEARNT)
             for key, value in message.items()
         }
 
@@ -224,15 +227,23 @@ class Marks:
         return [stretch for stretch in found if stretch.text]
 
     def _generated(self, pieces: list[tuple[str, _Run | None]]) -> Iterator[Stretch]:
-        """Targets are what `{% generation %}` holds."""
+        """Targets are what `{% generation %}` holds, but for what it holds of the prompt's messages."""
         mark = re.compile(re.escape(self.prefix) + rf"(/?g){CLOSE}")
         inside = False
+        held: list[Stretch] = []  # what the `{% generation %}` in hand holds: its runs say whose it is
+        message = 0  # of the last run
         for text, run in pieces:
+            message = message if run is None else run.message
             for number, piece in enumerate([text] if run is not None else mark.split(text)):
                 if number % 2:
                     inside = piece == "g"
+                    learnt = not self.prompt or message > self.prompt
+                    yield from (stretch._replace(target=learnt) for stretch in held)
+                    held.clear()
+                elif piece and inside:
+                    held.append(Stretch(piece, run is not None, target=True))
                 elif piece:
-                    yield Stretch(piece, run is not None, inside)
+                    yield Stretch(piece, run is not None, target=False)
 
 
 def _between(before: _Run | None, text: str, behind: _Run | None) -> Iterator[Stretch]:

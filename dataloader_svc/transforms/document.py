@@ -137,7 +137,7 @@ def assemble(tokenizer: Tokenizer, rule: DocumentRule, rows: RowColumns) -> Docu
             placeholders=[token for token in rule.media_tokens if token >= 0],
             bad=bad,
         )
-    if rows.texts is not None and not rule.markers and not rule.control_words:
+    if rows.texts is not None and rows.prompts is None and not rule.markers and not rule.control_words:
         return assemble_plain(tokenizer, rule.eos, rule.bos, rows, bad)
     parts = _general_parts(tokenizer, rows, rule, bad)
     return _join(tokenizer, rule, rows, parts, bad)
@@ -173,15 +173,16 @@ def _row_parts(out: _Parts, rule: DocumentRule, cutter: Cutter, rows: RowColumns
     kinds = rows.media.kind[first:last]
     media = [[int(first + i) for i in np.flatnonzero(kinds == kind)] for kind in (IMAGE, VIDEO)]
     exact = False
+    prompt = 0 if rows.prompts is None else rows.prompts[row]
     if rows.texts is not None:
-        source = _text_parts(rows.texts[row], cutter, media)
+        source = _text_parts(rows.texts[row], cutter, media, prompt)
     elif rows.interleaved is not None:
         source, exact = _interleaved_parts(rows.interleaved[row], rule.separator), True
     else:
         assert rows.messages is not None
         assert rule.chat is not None
         messages = rows.messages[row]
-        source = rule.chat.parts(messages)
+        source = rule.chat.parts(messages, prompt)
         exact = bool(chat_slots(messages))
     pieces = place_media(source, cutter, media, exact)
     if rule.bos is not None and not (pieces and pieces[0][0] == rule.bos):
@@ -207,8 +208,8 @@ def _cutter(rule: DocumentRule, tokenizer: Tokenizer) -> Cutter:
     return Cutter.of(rule.markers, rule.media_tokens, split)
 
 
-def _text_parts(text: str | None, cutter: Cutter, media: list[list[int]]) -> list[Part]:
-    """Of a text with what media the row has. Raises BadSample."""
+def _text_parts(text: str | None, cutter: Cutter, media: list[list[int]], prompt: int) -> list[Part]:
+    """Of a text with what media the row has; no target are its first `prompt` characters. BadSample."""
     for _, kind in cutter.markers:
         if not media[kind]:
             raise BadSample(Reason.MISSING_FIELD, f"the row has no {MEDIA_KINDS[kind]}")
@@ -217,7 +218,8 @@ def _text_parts(text: str | None, cutter: Cutter, media: list[list[int]]) -> lis
         raise problem or AssertionError("a null text is a problem")
     if blank(cutter.pattern.sub("", text)):
         raise BadSample(Reason.EMPTY_TEXT, "text is blank but for markers")
-    return [Part(text, -1, typed=True, target=True)]
+    learnt = Part(text[prompt:], -1, typed=True, target=True)
+    return [Part(text[:prompt], -1, typed=True, target=False), learnt] if prompt else [learnt]
 
 
 def _interleaved_parts(document: Sequence[Mapping[str, Any]], separator: str) -> list[Part]:

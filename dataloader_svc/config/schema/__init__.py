@@ -6,7 +6,7 @@ written for the person who configures. A default that was measured or taken from
 """
 
 from dataloader_svc.config.schema.batch import BatchUnit, GlobalBatch, Mixture, MixtureStep
-from dataloader_svc.config.schema.fields import Interleaved, VideoFields
+from dataloader_svc.config.schema.fields import Interleaved, Preference, VideoFields
 from dataloader_svc.config.schema.job import FIELDS_ALONE, Config
 from dataloader_svc.config.schema.model import Bytes, Model, parse_size
 from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
@@ -41,6 +41,7 @@ __all__ = [
     "MixtureStep",
     "Model",
     "Planner",
+    "Preference",
     "Shuffle",
     "Source",
     "StorageSettings",

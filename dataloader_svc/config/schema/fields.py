@@ -15,7 +15,7 @@ class VideoFields(Model):
     field: str | None = Field(
         default=None,
         description="Column, JSON key or tar extension that holds the video or its path. Not needed where "
-        "videos stand inside `messages` or `interleaved`.",
+        "videos stand inside messages or `interleaved`.",
     )
     fps: float | None = Field(default=None, gt=0, description="Frames a second to take.")
     frames: int | None = Field(default=None, gt=0, description="A fixed number of evenly spaced frames.")
@@ -47,6 +47,40 @@ class VideoFields(Model):
     def most_frames(self) -> int:
         """Frames that a clip can have."""
         return min(self.frames or self.max_frames, self.max_frames)
+
+
+class Preference(Model):
+    """Pairs of completions, one preferred to the other; see docs/documents.md."""
+
+    style: Literal["text", "messages"] = Field(
+        description="text: strings as they are. messages: chats for the chat template, as lists of messages, "
+        "as one message, or as strings (the prompt is the user's turn, a completion the assistant's)."
+    )
+    chosen: str = Field(default="chosen", description="Field with the preferred completion.")
+    rejected: str = Field(default="rejected", description="Field with the other one.")
+    prompt: str | None = Field(
+        default=None,
+        description="Field with what both answer. Without it, what `chosen` and `rejected` begin with in "
+        "common is the prompt: messages, or whole words.",
+    )
+    prompt_end: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Style text without `prompt`: the prompt ends with the last such string in what both "
+        'have in common, e.g. "\n\nAssistant:" (Anthropic HH). A row without it is bad.',
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_the_prompt(self) -> Preference:
+        if self.prompt_end is not None and (self.prompt is not None or self.style != "text"):
+            raise ValueError("`prompt_end` is for style text without `prompt`")
+        return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Role -> field."""
+        prompt = {} if self.prompt is None else {"prompt": self.prompt}
+        return {**prompt, "chosen": self.chosen, "rejected": self.rejected}
 
 
 class Interleaved(Model):

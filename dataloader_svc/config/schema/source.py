@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dataloader_svc.config.schema.fields import Interleaved, VideoFields
+from dataloader_svc.config.schema.fields import Interleaved, Preference, VideoFields
 from dataloader_svc.config.schema.model import Bytes, Model
 
 
@@ -46,6 +46,10 @@ class Source(Model):
     interleaved: Interleaved | None = Field(
         default=None, description="Fields with texts and pictures in turn."
     )
+    preference: Preference | None = Field(
+        default=None,
+        description="Fields with a preferred and a rejected completion: two documents that stay together.",
+    )
     input_ids: str | None = Field(
         default=None,
         description="Field with token ids: a list, a .npy file, or raw numbers of `id_type`. Nothing is "
@@ -76,7 +80,9 @@ class Source(Model):
     too_long: Literal["split", "truncate", "drop", "error"] = Field(
         default="split",
         description="What becomes of a document longer than sequence_length. A cut never runs through a "
-        "picture's tokens; a picture longer than the sequence is dropped with its document.",
+        "picture's tokens; a picture longer than the sequence is dropped with its document. A preference "
+        "pair counts as both its documents and is never split: there the default is truncate, which shortens "
+        "the longer one first.",
     )
     max_bad_fraction: float = Field(
         default=0.05, ge=0, le=1, description="Share of bad samples above which the job stops."
@@ -85,7 +91,7 @@ class Source(Model):
         default=20, gt=0, description="Bad samples that must have been seen before the share is judged."
     )
     chat_template: str | None = Field(
-        default=None, description="Jinja file for `messages`; default: the tokenizer's own."
+        default=None, description="Jinja file for messages; default: the tokenizer's own."
     )
     control_words: bool = Field(
         default=False,
@@ -96,6 +102,13 @@ class Source(Model):
         default=2**20,
         description="Bytes that are read at once where the format leaves the choice (jsonl, tar).",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pairs_are_truncated(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("preference") is not None:
+            return {"too_long": "truncate", **values}
+        return values
 
     @field_validator("image")
     @classmethod
@@ -118,10 +131,10 @@ class Source(Model):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Source:
-        kinds = ("text", "messages", "interleaved", "input_ids")
+        kinds = ("text", "messages", "interleaved", "preference", "input_ids")
         found = [name for name in kinds if getattr(self, name) is not None]
         if len(found) != 1:
-            listed = "`text`, `messages`, `interleaved` and `input_ids`"
+            listed = "`text`, `messages`, `interleaved`, `preference` and `input_ids`"
             raise ValueError(f"a source maps exactly one of {listed}; found {' and '.join(found) or 'none'}")
         kind = found[0]
         if self.loss_mask is not None and kind != "input_ids":
@@ -131,9 +144,25 @@ class Source(Model):
         if self.interleaved is not None and self.interleaved.style != "parts" and self.image is not None:
             style = self.interleaved.style
             raise ValueError(f"pictures of style {style} are `interleaved.images`; map no `image` beside it")
-        if self.video is not None and self.video.field is None and kind not in ("messages", "interleaved"):
+        if self.preference is not None and self.too_long == "split":
+            raise ValueError(
+                "`too_long: split` would tear preference pairs: use truncate (the default), drop or error"
+            )
+        if self.video is not None and self.video.field is None and not self.has_parts:
             raise ValueError("`video` needs `field`: a text does not hold videos itself")
         return self
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its documents come out of a chat template."""
+        return self.messages is not None or (
+            self.preference is not None and self.preference.style == "messages"
+        )
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether media may stand in its messages or typed parts."""
+        return self.is_chat or self.interleaved is not None
 
     def has_media(self, kind: str) -> bool:
         """Whether its rows may hold an `image` or `video`: in a field of its own, or in their parts."""

@@ -32,7 +32,7 @@ def config(media_tokens: dict[str, Any] | None = None, **fields: Any) -> Config:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "exactly one of `text`, `messages`, `interleaved` and `input_ids`; found none"),
+        ({}, "exactly one of `text`, `messages`, `interleaved`, `preference` and `input_ids`; found none"),
         ({"text": "t", "input_ids": "x"}, "found text and input_ids"),
         ({"text": "t", "loss_mask": "m"}, "`loss_mask` belongs to `input_ids`; the source maps `text`"),
         ({"input_ids": "x", "image": "i"}, "`input_ids` come without media"),
@@ -42,6 +42,12 @@ def config(media_tokens: dict[str, Any] | None = None, **fields: Any) -> Config:
         ({"interleaved": {"style": "mmc4", "parts": "p"}}, "style mmc4 has no parts"),
         ({"interleaved": {"style": "flamingo"}}, "'obelics', 'mmc4' or 'parts'"),
         ({"text": "t", "video": {"fps": 2}}, "`video` needs `field`"),
+        ({"text": "t", "preference": {"style": "text"}}, "found text and preference"),
+        ({"preference": {"style": "text"}, "too_long": "split"}, "would tear preference pairs: use truncate"),
+        ({"preference": {"style": "text"}, "video": {"fps": 2}}, "`video` needs `field`"),
+        ({"preference": {"style": "messages", "prompt_end": ":"}}, "`prompt_end` is for style text"),
+        ({"preference": {"style": "text", "prompt": "p", "prompt_end": ":"}}, "without `prompt`"),
+        ({"preference": {"style": "chat"}}, "'text' or 'messages'"),
         ({"input_ids": "x", "id_type": "float32"}, "uint16"),
     ],
 )
@@ -55,6 +61,14 @@ def test_what_does() -> None:
     assert source(messages="m", image="i", video={"fps": 2}).video is not None
     assert source(interleaved={"style": "parts"}, image="i").image == "i"
     assert source(input_ids="x", loss_mask="m", id_type="uint16", append_eos=False).text is None
+
+
+def test_pairs_are_truncated_unless_the_user_says_otherwise() -> None:
+    assert source(preference={"style": "text"}).too_long == "truncate"
+    assert source(preference={"style": "text"}, too_long="drop").too_long == "drop"
+    assert source(text="t").too_long == "split"
+    assert source(preference={"style": "messages"}, image="i", video={"fps": 2}).is_chat
+    assert not source(preference={"style": "text"}, image="i").is_chat
 
 
 def test_the_names_and_separators_of_the_styles() -> None:
@@ -96,3 +110,28 @@ def test_how_documents_are_read_is_too(change: dict[str, Any], tmp_path: Any) ->
     before = config(tokens, interleaved={"style": "obelics"})
     after = config(tokens, interleaved={"style": "obelics", **change})
     assert compare(read_digest(before, tmp_path), read_digest(after, tmp_path)) == ["sources.a.interleaved"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"preference": {"style": "messages", "prompt": "p"}}, ["preference"]),
+        ({"sequence_length": 64}, ["sequence_length for truncated pairs"]),
+        ({"too_long": "drop"}, ["sequence_length for truncated pairs"]),
+        ({"too_long": "drop", "sequence_length": 64}, ["sequence_length for truncated pairs"]),
+        ({"max_bad_fraction": 0.5}, []),
+    ],
+)
+def test_what_changes_the_content_of_a_pair(change: dict[str, Any], named: list[str], tmp_path: Any) -> None:
+    before = config(preference={"style": "messages"})
+    length = change.pop("sequence_length", before.sequence_length)
+    after = config(**{"preference": {"style": "messages"}, **change})
+    after = after.model_copy(update={"sequence_length": length})
+    found = compare(read_digest(before, tmp_path), read_digest(after, tmp_path))
+    assert found == [f"sources.a.{name}" for name in named]
+
+
+def test_a_pair_that_is_not_truncated_depends_on_no_length(tmp_path: Any) -> None:
+    before = config(preference={"style": "text"}, too_long="drop")
+    after = before.model_copy(update={"sequence_length": 64})
+    assert compare(read_digest(before, tmp_path), read_digest(after, tmp_path)) == []

@@ -20,6 +20,7 @@ class Token:
     medium: tuple = ()  # which medium, for counting
     times: tuple = ()  # of all frames of that medium
     span: tuple = ()
+    pair: int = 0  # 2k + 1 in the chosen and 2k + 2 in the rejected document of the microbatch's k-th pair
 
 
 def naive_microbatch(script: Script, placed: plan_pb2.PlacedPlan, dp: int, microbatch: int, multiple: int):
@@ -31,13 +32,16 @@ def naive_microbatch(script: Script, placed: plan_pb2.PlacedPlan, dp: int, micro
         if placed.dp_rank[number] == dp and placed.microbatch[number] == microbatch
     ]
     out = []
+    pairs = 0
     for number in sequences:
         tokens: list[Token] = []
         documents = 0
         bounds = record.sequence_offsets[number : number + 2]  # one or none: an empty one behind the last
         for piece in range(*bounds) if len(bounds) == 2 else ():
-            documents += 1
-            tokens += _piece(script, record, piece, documents)
+            found = _piece(script, record, piece, documents + 1, pairs)
+            documents = found[-1].document
+            pairs = max(pairs, *((token.pair + 1) // 2 for token in found))
+            tokens += found
         length = len(tokens)
         if script.layout == "padded":
             if not tokens:
@@ -53,7 +57,7 @@ def naive_microbatch(script: Script, placed: plan_pb2.PlacedPlan, dp: int, micro
     return out
 
 
-def _piece(script: Script, record: plan_pb2.PlanRecord, piece: int, number: int) -> list[Token]:
+def _piece(script: Script, record: plan_pb2.PlanRecord, piece: int, number: int, pairs: int) -> list[Token]:
     source = record.sources[record.source[piece]]
     epoch, position = record.epoch[piece], record.position[piece]
     start, length = record.start[piece], record.length[piece]
@@ -63,7 +67,13 @@ def _piece(script: Script, record: plan_pb2.PlanRecord, piece: int, number: int)
     for place in range(length):
         here = start + place
         token = Token(int(document.ids[here]), -100, 0.0, place, number, span=span)
-        if place + 1 < length and document.ok and document.targets[here + 1]:
+        if document.second:
+            rejected = place >= document.second
+            token.document += rejected
+            token.position -= rejected * document.second
+            token.pair = (2 * pairs + 1 + rejected) * document.ok
+        last = place + 1 in (length, document.second)
+        if not last and document.ok and document.targets[here + 1]:
             token.label, token.weight = int(document.ids[here + 1]), 1.0
         tokens.append(token)
     for index, medium in enumerate(document.media):

@@ -28,7 +28,8 @@ def round_robin(cu_seqlens, cp):
 
 
 def form_of(script: Script, cp: int = 1) -> Form:
-    return Form(script.layout, script.sequence_length, cp, 3 * script.patch**2, script.merge)
+    width = 3 * script.patch**2
+    return Form(script.layout, script.sequence_length, cp, width, script.merge, script.pairs)
 
 
 def built(script: Script, placed: plan_pb2.PlacedPlan, loaders: int = 2):
@@ -61,9 +62,10 @@ def shaped(script: Script, tokens: list, cp: int) -> tuple[int, ...]:
     number=st.integers(0, 2),
     cut=st.sampled_from([*CUTS.values(), round_robin]),
     uneven=st.booleans(),
+    pairs=st.booleans(),
 )
 def test_all_slices_together_are_the_planned_step(
-    seed, dp, cp, per_microbatch, layout, media, number, cut, uneven
+    seed, dp, cp, per_microbatch, layout, media, number, cut, uneven, pairs
 ):
     script = Script(
         num_steps=3,
@@ -72,6 +74,7 @@ def test_all_slices_together_are_the_planned_step(
         layout=layout,
         media=media,
         uneven=uneven,
+        pairs=pairs,
         seed=seed,
     )
     dp = 3 if uneven and dp == 4 else dp
@@ -79,7 +82,7 @@ def test_all_slices_together_are_the_planned_step(
     plan, samples = built(script, placed)
     form = form_of(script, cp)
     weights = 0.0
-    kept = 0
+    kept = found_pairs = 0
     for dp_rank in range(dp):
         microbatches = collate(plan, samples, dp_rank, form)
         sequences = len(script.records()[number].sequence_offsets) - 1
@@ -93,11 +96,32 @@ def test_all_slices_together_are_the_planned_step(
                 kept += sum(array.nbytes for array in arrays.values())
             weights += sum(float(arrays["loss_weight"].sum()) for arrays in parts)
             _compare(script, expected, parts, samples.presence)
+            found_pairs += _compare_pairs(script, expected, parts)
             documents = [n for row in expected for n in _lengths(row, layout)]
             assert microbatch.max_seqlen == max(documents)
             assert microbatch.num_tokens == sum(bool(token.span) for row in expected for token in row)
     assert weights == samples.targets_sum
+    assert found_pairs == samples.num_pairs
     assert kept <= bytes_needed(plan, frozenset(range(dp)), form)[1]
+
+
+def _compare_pairs(script, expected, parts):
+    """Number of pairs of a microbatch, every rank of which must have the same table of them."""
+    flat = [token for row in expected for token in row]
+    count = max((token.pair + 1) // 2 for token in flat)
+    assert all(("pair_ids" in arrays) == ("pair_bounds" in arrays) == script.pairs for arrays in parts)
+    for arrays in parts if script.pairs else ():
+        index = arrays["cp_index"].reshape(-1).tolist() if len(parts) > 1 else range(len(flat))
+        assert arrays["pair_ids"].shape == arrays["input_ids"].shape
+        assert arrays["pair_ids"].reshape(-1).tolist() == [flat[i].pair for i in index]
+        for pair, (chosen, rejected, end) in enumerate(arrays["pair_bounds"].tolist()):
+            assert {token.pair for token in flat[chosen:rejected]} == {2 * pair + 1}
+            assert {token.pair for token in flat[rejected:end]} == {2 * pair + 2}
+        assert sum(end - start for start, _, end in arrays["pair_bounds"].tolist()) == sum(
+            token.pair > 0 for token in flat
+        )
+        assert len(arrays["pair_bounds"]) == count
+    return count
 
 
 def _lengths(row, layout):
@@ -162,11 +186,12 @@ def _compare_media(script, flat, index, arrays, presence):
 
 def _compare_spans(expected, arrays):
     spans = []
-    offset = 0
+    offset, before = 0, ()
     for number, row in enumerate(expected):
         for place, token in enumerate(row):
-            if token.span and token.position == 0:
+            if token.span and token.span != before:
                 spans.append((*token.span, number, offset + place))
+            before = token.span
         offset += len(row)
     names = ("source", "epoch", "position", "start", "length", "sequence", "offset")
     rows = list(zip(*(arrays[f"span_{name}"].tolist() for name in names), strict=True))

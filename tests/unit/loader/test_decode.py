@@ -76,6 +76,7 @@ def test_dtypes_are_those_of_the_proto_file(captions: Block, pool: ThreadPoolExe
             "ids": "int32",
             "id_offsets": "int64",
             "targets": "uint8",
+            "second": "int32",
             "media_offsets": "int32",
             "media_kind": "uint8",
             "media_start": "int32",

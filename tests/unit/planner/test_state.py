@@ -170,3 +170,11 @@ def test_a_waiting_picture_is_not_cut():
     before = state(waiting=pieces((1, 0, 3, 0, 20, 64, 0)), age=np.array([1]))
     with pytest.raises(StateError, match=r"'b' with pictures has 20 tokens, and sequence_length is now 8"):
         before.adapted(("a", "b"), {}, 8)
+
+
+def test_a_waiting_pair_is_not_cut():
+    waits = pieces((0, 1, 29, 0, 8, 0, 3), (1, 0, 3, 0, 20, 0, 0))
+    before = state(waiting=waits, age=np.array([1, 1]))
+    with pytest.raises(StateError, match=r"pair of 'b' has 20 tokens, and sequence_length is now 8"):
+        before.adapted(("a", "b"), {}, 8, frozenset({"b"}))
+    assert before.adapted(("a", "b"), {}, 8, frozenset({"a"})).waiting.length.tolist() == [8, 8, 8, 4]
