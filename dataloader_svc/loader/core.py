@@ -52,7 +52,14 @@ class Released:
     block: BlockId
 
 
-Event = Wanted | Read | Failed | Used | Released
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What is held of it is not what the files have now. No error where it isn't held."""
+
+    block: BlockId
+
+
+Event = Wanted | Read | Failed | Used | Released | Forgotten
 
 
 @dataclass(slots=True)
@@ -111,6 +118,9 @@ class BlockTable:
                 self._lost.discard(block)
                 if block in self._held:
                     self._held[block].released = True
+            case Forgotten(block):
+                self._lost.discard(block)
+                return () if self._held.pop(block, None) is None else (block,)
         return ()
 
     def _wanted(self, block: BlockId, num_bytes: int) -> tuple[BlockId, ...]:

@@ -144,8 +144,19 @@ class LoaderService:
         return frame
 
     async def release(self, request: loader_service_pb2.BlockRequest) -> common_pb2.Empty:
-        """The planner has done with a block: the first to go when memory is short."""
-        self._drop(self._table.apply(core.Released(_block_id(request))))
+        """The planner has done with a block: the first to go when memory is short.
+
+        With `reopen` its source's files were repaired: what is held of the block is stale, and so may be what
+        is known of where its rows lie.
+        """
+        block = _block_id(request)
+        if not request.reopen:
+            self._drop(self._table.apply(core.Released(block)))
+            return common_pb2.Empty()
+        while (reading := self._reading.get(block)) is not None:  # it may have begun before the repair
+            await asyncio.wait([reading])
+        self._sources.pop(block.source, None)
+        self._drop(self._table.apply(core.Forgotten(block)))
         return common_pb2.Empty()
 
     async def status(self, request: common_pb2.Empty) -> loader_service_pb2.LoaderStatus:  # noqa: ARG002

@@ -105,6 +105,11 @@ class PlannerCore:
         return self._stopped
 
     @property
+    def asked(self) -> int:
+        """The last request for readmission that is not done; 0 where there is none."""
+        return 0 if self._state is None else self._readmissions.last(self._state)
+
+    @property
     def end(self) -> int | None:
         """The step that does not exist for want of data, once it is known."""
         return None if self._end is None else self._end.step

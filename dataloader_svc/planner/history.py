@@ -1,15 +1,32 @@
-"""The plan log as commands read it: what was planned, from the store alone, with no planner running."""
+"""The plan log as it looks from its end: what was planned, from the store alone, with no planner running.
+
+A log lives in generations (`session.py`). The current one counts; steps before its base are those of the
+generation that it branched from, where that can be told.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dataloader_client._pb import plan_pb2
 from dataloader_svc.errors import StoreError
+from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import GENERATION_POINTER, Generation
+from dataloader_svc.planner.state import State
 from dataloader_svc.store.base import Store
 
 _AT_ONCE = 64
+_NO_CAP = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Steps `first` to `stop` - 1 of the log are those of `generation`."""
+
+    generation: Generation
+    first: int
+    stop: int
 
 
 def current_generation(store: Store) -> Generation | None:
@@ -33,3 +50,49 @@ def read_records(store: Store, generation: Generation | None = None) -> Iterator
         for _, data in rows:
             yield plan_pb2.PlanRecord.FromString(data)
         start = rows[-1][0] + 1
+
+
+def lineage(store: Store) -> tuple[Part, ...]:
+    """The history of the current generation: newest part first, without gaps. Empty before the first join."""
+    current = current_generation(store)
+    if current is None:
+        return ()
+    last = store.last(current.log)
+    parts = [Part(current, current.base.step, current.base.step if last is None else last[0] + 1)]
+    while parts[-1].first > 0:
+        before = _branched_from(store, parts[-1].generation)
+        if before is None:
+            break
+        parts.append(Part(before, before.base.step, parts[-1].first))
+    return tuple(parts)
+
+
+def _branched_from(store: Store, generation: Generation) -> Generation | None:
+    """The newest earlier generation that reached this one's base; None for a state from somewhere else."""
+    base = generation.base
+    for number in range(generation.number - 1, 0, -1):
+        value = store.get(Generation.key(number))
+        if value is None:
+            continue
+        earlier = Generation.from_json(value)
+        if earlier.base.step == base.step and _same_place(earlier.base, base):
+            return _branched_from(store, earlier)
+        rows = store.read(earlier.log, base.step - 1, 1) if earlier.base.step < base.step else []
+        there = bool(rows) and rows[0][0] == base.step - 1
+        if there and _same_place(Plan.from_bytes(rows[0][1], _NO_CAP).state, base):
+            return earlier
+    return None
+
+
+def _same_place(one: State, other: State) -> bool:
+    """Whether both have read the same; a branch may have other settings, and sources added or removed."""
+    shared = one.sources.keys() & other.sources.keys()
+    return (
+        bool(shared)
+        and one.readmitted == other.readmitted
+        and all(
+            (one.sources[name].epoch, one.sources[name].position)
+            == (other.sources[name].epoch, other.sources[name].position)
+            for name in shared
+        )
+    )

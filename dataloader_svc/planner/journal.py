@@ -1,4 +1,5 @@
-"""What the planner keeps in the store: leader lease, generations, plan log, session, quarantine, incidents.
+"""What the planner keeps in the store: leader lease, generations, plan log, session, quarantine, incidents,
+requests for readmission.
 
 Every write carries the fencing token of the lease; the calls block and run in threads. `session.py` says what
 the entries mean, decision 0003 why recovery reads no more than the last record.
@@ -10,15 +11,17 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, Reason, StoreError
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.requests import Requests, has_news, read_requests
 from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import BlockId, ProbeColumns, RowRef, SampleId
 from dataloader_svc.store.base import Lease, Store
 from dataloader_svc.store.incident_log import add_incidents
-from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
+from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine, add_readmitted
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Journal:
         self._sessions = 0  # numbers given so far
         self._session_value: bytes | None = None
         self.generation: Generation | None = None
+        self.requests = Requests()
 
     # ---- leading
 
@@ -112,6 +116,15 @@ class Journal:
         plan = await self.plan_at(step - 1)
         return None if plan is None else plan.state
 
+    async def load_requests(self) -> Requests:
+        """Take up the requests for readmission that the current generation has."""
+        self.requests = await asyncio.to_thread(read_requests, self._store)
+        return self.requests
+
+    async def has_requests(self, done: int) -> bool:
+        """Whether there are some that were not taken up; the state has done those below `done`."""
+        return await asyncio.to_thread(has_news, self._store, self.requests.last, done)
+
     def _current(self) -> Generation:
         assert self.generation is not None, "a generation was loaded or begun"
         return self.generation
@@ -119,21 +132,25 @@ class Journal:
     # ---- writing
 
     async def append(self, plan: Plan) -> None:
-        """Quarantine what the plan passes over, then write it. Safe to repeat."""
+        """List what the plan passes over and what it readmits, then write it. Safe to repeat."""
         rows = [
             Quarantined(
                 SampleId(plan.sources[source], epoch, row.position),
                 RowRef(row.shard, row.row),
                 row.reason,
                 row.detail,
+                step=plan.step,
             )
             for source, epoch, row in plan.skipped
             if row.reason != Reason.FILTERED
         ]
+        back = [SampleId(plan.sources[source], *place) for source, *place in plan.readmitted]
         generation, fence = self._current(), self._held().token
 
         def write() -> None:
             add_quarantine(self._store, rows)
+            add_readmitted(self._store, back, generation.number, plan.step)
+            faultpoint.point("planner.plan_listed")
             self._store.append(generation.log, plan.step, plan.to_bytes(), fence=fence)
 
         await asyncio.to_thread(write)
@@ -170,10 +187,10 @@ class Journal:
         return generation
 
     async def begin_session(
-        self, generation: int, start_step: int, state_hash: str, mesh: MeshSize
+        self, generation: int, start_step: int, state_hash: str, mesh: MeshSize, reopens: int = 0
     ) -> Session:
         """The next session; the current one from now on."""
-        session = Session(self._sessions + 1, generation, start_step, state_hash, mesh)
+        session = Session(self._sessions + 1, generation, start_step, state_hash, mesh, reopens)
         value, fence = session.to_json(), self._held().token
         done = await asyncio.to_thread(
             self._store.compare_and_set, SESSION_KEY, self._session_value, value, fence=fence

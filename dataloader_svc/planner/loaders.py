@@ -83,6 +83,33 @@ class LoaderPool:
             except PeerError as error:
                 log.debug("release of %s: %s", block, error)
 
+    async def reopen(self, block: BlockId) -> None:
+        """Files were repaired: every loader that is up forgets the block, and its source's index."""
+        request = _request(block)
+        request.reopen = True
+        self._holder.pop(block, None)
+
+        async def call(peer: Peer) -> None:
+            await peer.call(methods.RELEASE, request, timeout_s=_RELEASE_TIMEOUT_S)
+
+        await self._refresh()
+        told: set[str] = set()
+        while left := [address for address in self._addresses if address not in told]:
+            # Another can't answer for one that is up; one that goes comes back with nothing in its memory.
+            done = await asyncio.gather(*(self._told(address, call) for address in left))
+            told.update(address for address, heard in zip(left, done, strict=True) if heard)
+            if not all(done):
+                await asyncio.sleep(_LAST_DELAY_S)
+            await self._refresh()
+
+    async def _told(self, address: str, call: Callable[[Peer], Awaitable[None]]) -> bool:
+        try:
+            await call(self._peer(address))
+        except (PeerError, RoleFailed) as error:
+            self._say("can't have %s forget a block yet: %s", address, error)
+            return False
+        return True
+
     async def addresses(self) -> list[str]:
         """Of the loaders that are up; waits for the first."""
         if not self._addresses:

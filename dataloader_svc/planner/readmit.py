@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Readmit `samples`, from step `at_step` on. Places ascend; there is a gap where one is no longer meant."""
+    """Readmit `samples`, from step `at_step` on. Places ascend, with gaps where one is no longer meant."""
 
     number: int
     at_step: int
@@ -93,6 +93,10 @@ class Readmissions:
     def left(self, state: State) -> bool:
         """Whether the session that was opened last has anything to readmit at the end of the data."""
         return any(request.number < self._below for request, _ in self._unfinished(state))
+
+    def last(self, state: State) -> int:
+        """Number of the last request that `state` has not done, 0 where there is none."""
+        return max((request.number for request, _ in self._unfinished(state)), default=0)
 
     def stale(self, block: BlockId) -> bool:
         """Whether a block must be read again before what is wanted of it can come."""

@@ -91,8 +91,11 @@ class PlannerService:
             return
         state, used = await self._journal.resume(self._config.planner.ahead)
         if state.names == self._rules.names:
+            await self._journal.load_requests()
             self._session = session
-            self._apply(core.Based(state, used))
+            self._base(core.Based(state, used))
+            if session is not None:
+                self._apply(core.Opened(session.start_step, session.reopens))
             log.info("planner: generation %d goes on at step %d", generation.number, state.step)
 
     def _hashes(self) -> tuple[dict[str, str], str]:
@@ -113,6 +116,8 @@ class PlannerService:
         while True:
             await asyncio.sleep(_RENEW_S)
             await self._journal.renew()
+            async with self._joining:
+                await self._take_requests()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -158,6 +163,8 @@ class PlannerService:
                     self._start(self._describe(source, epoch))
                 case core.Lease(block):
                     self._start(self._probe(block))
+                case core.Reread(block):
+                    self._start(self._reread(block))
                 case core.Release(block):
                     self._start(self._loaders.release(block))
                 case core.Append(plan):
@@ -208,6 +215,10 @@ class PlannerService:
             event = core.Failed(error)
         self._apply(event)
 
+    async def _reread(self, block: BlockId) -> None:
+        await self._loaders.reopen(block)
+        await self._probe(block)
+
     async def _append(self, plan: Plan) -> None:
         """Write, then tell: the quarantine first, so that what the record counts as skipped is listed."""
         async with self._writing:
@@ -244,6 +255,7 @@ class PlannerService:
             state = State.from_json(request.state_json)
             check_state(state, self._digests, force=request.force)
         async with self._joining:
+            await self._take_requests()
             session, state = await self._enter(state, mesh)
         faultpoint.point("planner.joined")
         return plan_pb2.JoinResponse(
@@ -299,17 +311,40 @@ class PlannerService:
             self._plans.clear()
             self._plan_seconds.clear()
             self._session = None
-            self._apply(core.Based(base))
+            await self._journal.load_requests()
+            self._base(core.Based(base))
+
+    def _base(self, event: core.Based) -> None:
+        """Plan from a state, with what is asked for in its history."""
+        self._apply(event)
+        self._apply(core.Requested(self._journal.requests.asked))
+
+    async def _take_requests(self) -> None:
+        """Tell the core of requests for readmission that are new in the store."""
+        state = self._core.state
+        if state is not None and await self._journal.has_requests(state.readmitted[0]):
+            requests = await self._journal.load_requests()
+            log.info("planner: request %d for readmission", requests.last)
+            self._apply(core.Requested(requests.asked))
 
     async def _begin_session(self, start: State, mesh: MeshSize) -> Session:
         generation = self._journal.generation
         assert generation is not None, "a session has a generation"
         key = (generation.number, start.step, start.hash(), mesh)
-        if self._session is None or not self._session.matches(*key):
-            self._session = await self._journal.begin_session(*key)
+        if self._session is None or not self._session.matches(*key) or self._end_may_move(start):
+            self._session = await self._journal.begin_session(*key, reopens=self._core.asked + 1)
+            self._apply(core.Opened(start.step, self._session.reopens))
             log.info("planner: session %d: mesh %s from step %d", self._session.number, mesh, start.step)
             await self._wake()
         return self._session
+
+    def _end_may_move(self, start: State) -> bool:
+        """Whether ranks of the session were told that the data ends here, and more was asked for since.
+
+        Who is told otherwise belongs to another session: the end is the same step for all ranks of one.
+        """
+        reopens = 0 if self._session is None else self._session.reopens
+        return self._core.end == start.step and self._core.asked >= max(reopens, 1)
 
     # ---- Plans
 
@@ -421,6 +456,7 @@ class PlannerService:
             loader=addresses,
             piece_loader=self._loaders.holders(blocks, addresses),
             metrics=dict(placement.metrics),
+            masked=self._journal.requests.masked_pieces(plan),
             plan_seconds=plan_s,
             probe_wait_seconds=probe_wait_s,
         )

@@ -67,13 +67,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Number counts from 1 over the life of the store."""
+    """Number counts from 1 over the life of the store.
+
+    reopens   requests for readmission below this number come even where the data has ended at its start
+    """
 
     number: int
     generation: int
     start_step: int
     state_hash: str
     mesh: MeshSize
+    reopens: int = 0
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -1,13 +1,13 @@
-"""Samples that were skipped, and why: entries under a prefix of any store.
+"""Samples that were skipped, and why, and which came back: entries under prefixes of any store.
 
-A view for people; what a step skipped also stands in its plan record, which is what `audit` counts. The key
-is the sample's name, so adding one twice (a replay, another planner) leaves one.
+A view for people; what a step skipped or readmitted also stands in its plan record, which is what `audit`
+counts. The key is the sample's name, so adding one twice (a replay, another planner) leaves one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -15,6 +15,7 @@ from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.store.base import Store
 
 PREFIX = "quarantine/"
+READMITTED = "readmitted/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Quarantined:
     """A bad sample: its name, where it lies, an `errors.Reason`, and what was found.
 
     delivered   a step has it, without loss: only its pixels turned out to be bad
+    step        that skipped or has it; None where an earlier version of the service wrote the entry
     """
 
     sample: SampleId
@@ -29,6 +31,7 @@ class Quarantined:
     reason: str
     detail: str = ""
     delivered: bool = False
+    step: int | None = None
 
 
 def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
@@ -39,6 +42,20 @@ def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
 def quarantine(store: Store, source: str | None = None) -> list[Quarantined]:
     """All quarantined samples, or those of one source, ordered by (source, epoch, position)."""
     return read_rows(store, PREFIX, source)
+
+
+def add_readmitted(store: Store, samples: Iterable[SampleId], generation: int, step: int) -> None:
+    """Write that a step put these samples in line, in one transaction. By sample, the last stays."""
+    value = json.dumps([generation, step]).encode()
+    values = {_key(READMITTED, sample): value for sample in samples}
+    if values:
+        store.put_many(values)
+
+
+def readmitted(store: Store) -> Mapping[SampleId, tuple[int, int]]:
+    """Sample -> (generation, step) that put it in line last."""
+    found = store.items(READMITTED).items()
+    return {_sample(key.removeprefix(READMITTED)): tuple(json.loads(value)) for key, value in found}
 
 
 def write_rows(store: Store, prefix: str, rows: Iterable[Quarantined]) -> None:
@@ -61,11 +78,15 @@ def _key(prefix: str, sample: SampleId) -> str:
 
 def _value(row: Quarantined) -> bytes:
     values = [row.row.shard, row.row.row, str(row.reason), row.detail]
-    return json.dumps([*values, True] if row.delivered else values).encode()
+    return json.dumps([*values, row.delivered, row.step]).encode()
 
 
 def _parse(name: str, value: bytes) -> Quarantined:
+    shard, row, reason, detail, *later = json.loads(value)
+    delivered, step = (*later, None, None)[:2]  # an earlier version wrote less
+    return Quarantined(_sample(name), RowRef(shard, row), reason, detail, bool(delivered), step)
+
+
+def _sample(name: str) -> SampleId:
     source, epoch, position = name.split("/")
-    shard, row, reason, detail, *delivered = json.loads(value)
-    sample = SampleId(unquote(source), int(epoch), int(position))
-    return Quarantined(sample, RowRef(shard, row), reason, detail, bool(delivered))
+    return SampleId(unquote(source), int(epoch), int(position))

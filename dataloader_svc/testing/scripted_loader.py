@@ -87,6 +87,7 @@ class ScriptedPlanLoader:
     described: list[tuple[str, int]] = field(default_factory=list)
     probed: list[BlockId] = field(default_factory=list)
     released: list[BlockId] = field(default_factory=list)
+    reopened: list[BlockId] = field(default_factory=list)
     has_released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def describe(
@@ -116,7 +117,9 @@ class ScriptedPlanLoader:
 
     async def release(self, request: loader_service_pb2.BlockRequest) -> common_pb2.Empty:
         """Remembered."""
-        self.released.append(BlockId(request.source, request.epoch, request.block))
+        (self.reopened if request.reopen else self.released).append(
+            BlockId(request.source, request.epoch, request.block)
+        )
         self.has_released.set()
         return common_pb2.Empty()
 

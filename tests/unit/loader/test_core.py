@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader_svc.errors import Overloaded
-from dataloader_svc.loader.core import BlockTable, Failed, Read, Released, Used, Wanted
+from dataloader_svc.loader.core import BlockTable, Failed, Forgotten, Read, Released, Used, Wanted
 from dataloader_svc.sample import BlockId
 
 
@@ -100,7 +100,7 @@ def test_release_of_what_is_not_held_is_nothing() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["want", "read", "fail", "use", "lease", "release"]),
+            st.sampled_from(["want", "read", "fail", "use", "lease", "release", "forget"]),
             st.integers(0, 5),
             st.integers(1, 60),
         ),
@@ -133,6 +133,9 @@ def test_any_order_of_events(events: list[tuple[str, int, int]]) -> None:
             table.apply(Used(which, leased=name == "lease"))
         elif name == "release":
             table.apply(Released(which))
+        elif name == "forget":
+            dropped = table.apply(Forgotten(which))
+            assert dropped == ((which,) if which in held else ())
         for gone in dropped:
             del held[gone]
         table.validate()

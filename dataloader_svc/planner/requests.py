@@ -1,0 +1,95 @@
+"""The requests for readmission that the history at hand has, out of the store's: for the planner's service.
+
+A request names samples of the history in which it was made. Another generation has that history where it
+branched off later than the sample was passed, and with it the request, done or not; else the sample comes in
+its turn there, or is not known at all. `readmit.py` says what is done about those that are left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dataloader_svc.planner.history import Part, lineage
+from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.readmit import Asked, Request
+from dataloader_svc.sample import SampleId
+from dataloader_svc.store.base import Store
+from dataloader_svc.store.readmission_log import Readmission, Repaired, readmissions
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """asked: by number. last: the highest number in the store, of whichever history; 0 without one.
+    masked: step -> samples that it delivered without loss, and that come again later.
+    """
+
+    asked: tuple[Request, ...] = ()
+    last: int = 0
+    masked: Mapping[int, frozenset[SampleId]] = field(default_factory=dict)
+
+    def masked_pieces(self, plan: Plan) -> list[int]:
+        """Pieces of the plan that stay without loss, whatever their files hold now."""
+        again = self.masked.get(plan.step)
+        if not again:
+            return []
+        pieces = plan.pieces
+        rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.position.tolist(), strict=True)
+        return [
+            number
+            for number, (source, epoch, position) in enumerate(rows)
+            if SampleId(plan.sources[source], epoch, position) in again
+        ]
+
+
+def read_requests(store: Store) -> Requests:
+    """The requests of the current generation. Blocks."""
+    found = readmissions(store)
+    return in_history(found, lineage(store) if found else ())
+
+
+def has_news(store: Store, last: int, done: int) -> bool:
+    """Whether there is a request beyond `last`, in a job that has done those below `done`. One look-up."""
+    return store.get(Readmission.key(next_number(last, done))) is not None
+
+
+def next_number(last: int, done: int) -> int:
+    """Of the next request: `last` in the store, and a state that may come from another one is at `done`."""
+    return max(last, done) + 1
+
+
+def in_history(found: Iterable[Readmission], parts: Sequence[Part]) -> Requests:
+    """Those of `found` that belong to the history `parts`, newest first, without the samples that don't."""
+    asked: list[Request] = []
+    masked: dict[int, set[SampleId]] = defaultdict(set)
+    last = 0
+    for request in found:
+        last = max(last, request.number)
+        rows = [(place, row) for place, row in enumerate(request.samples) if _belongs(request, row, parts)]
+        if rows:
+            samples = tuple(Asked(place, row.sample, row.block) for place, row in rows)
+            asked.append(Request(request.number, request.at_step, samples))
+        for _, row in rows:
+            if row.masked:
+                masked[row.step].add(row.sample)
+    frozen = {step: frozenset(samples) for step, samples in masked.items()}
+    return Requests(tuple(asked), last, frozen)
+
+
+def _belongs(request: Readmission, row: Repaired, parts: Sequence[Part]) -> bool:
+    """Whether all generations since have passed the sample as the request says, and read it alike."""
+    source, epoch, position = row.sample
+    for part in parts:
+        generation = part.generation
+        if generation.number == request.generation:
+            return True
+        base = generation.base.sources.get(source)
+        if base is None or (epoch, position) >= (base.epoch, base.position) or row.step >= part.first:
+            return False
+        if base.index and base.index != request.index.get(source):
+            return False
+        config = generation.base.config
+        if any(config.get(name) != request.config.get(name) for name in ("job", f"source/{source}")):
+            return False
+    return False
