@@ -290,13 +290,14 @@ class Session:
         self.traces.append(trace)
         built.meta.update({**planned.meta, "trace": trace})
         if built.bad:
-            await asyncio.to_thread(add_quarantine, self._is.store, [_quarantined(bad) for bad in built.bad])
+            rows = [_quarantined(bad, plan.step) for bad in built.bad]
+            await asyncio.to_thread(add_quarantine, self._is.store, rows)
         return built
 
 
-def _quarantined(bad: Bad) -> Quarantined:
+def _quarantined(bad: Bad, step: int) -> Quarantined:
     name = SampleId(bad.source, bad.epoch, bad.position)
-    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail, delivered=True)
+    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail, delivered=True, step=step)
 
 
 def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:

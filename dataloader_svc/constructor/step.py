@@ -28,6 +28,7 @@ class StepPlan:
     dp_rank, microbatch   (N,) by sequence; the last may be empty ones that placement added
     source, epoch, position, block, start, length, patches   (n,) by piece
     loader                (n,) index into `loaders` (addresses) of the preferred holder
+    masked                bool (n,) pieces that stay without loss: they come again, repaired, in another step
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepPlan:
     length: NDArray[np.int64]
     patches: NDArray[np.int64]
     loader: NDArray[np.int64]
+    masked: NDArray[np.bool_]
     loaders: tuple[str, ...]
 
     @property
@@ -75,12 +77,17 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
     placed, planned = {len(column) for column in sequences.values()}, len(offsets) - 1
     if lengths != {int(offsets[-1])} or len(placed) != 1 or min(placed) < planned:
         raise PeerError(f"plan of step {plan.step}: columns of pieces or sequences differ in length")
+    if max(plan.masked, default=-1) >= len(loader):
+        raise PeerError(f"plan of step {plan.step}: it masks piece {max(plan.masked)} of {len(loader)}")
+    masked = np.zeros(len(loader), np.bool_)
+    masked[list(plan.masked)] = True
     offsets = np.append(offsets, np.repeat(offsets[-1], min(placed) - planned))
     return StepPlan(
         step=plan.step,
         sources=tuple(record.sources),
         sequence_offsets=offsets,
         loader=loader,
+        masked=masked,
         loaders=tuple(plan.loader),
         **by_piece,
         **sequences,
@@ -96,6 +103,7 @@ def fetch_request(
         step=plan.step,
         sources=plan.sources,
         max_bytes=max_bytes,
+        masked=np.flatnonzero(plan.masked[pieces]).tolist(),
         **{name: getattr(plan, name)[pieces].tolist() for name in columns},
     )
 
@@ -220,7 +228,8 @@ class _Part:
             raise PeerError(f"step {plan.step}: a loader's pair has its second document outside of it")
         patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
         found = patches[arrays["media_offsets"][1:]] - patches[arrays["media_offsets"][:-1]]
-        self._compare("patches", found, plan.patches[pieces])
+        # A repaired document may have other media; here it is only as long as it was.
+        self._compare("patches", found, np.where(plan.masked[pieces], found, plan.patches[pieces]))
         if patches[-1] != len(self._pixels):
             raise PeerError(f"step {plan.step}: {len(self._pixels)} patches for grids of {patches[-1]}")
         frames = np.where(arrays["media_kind"] == KINDS.index("video"), self._grid[:, 0], 0)

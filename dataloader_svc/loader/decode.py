@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ class TakenPiece:
     """ids int32 (t,), targets uint8 (t,), the media whose placeholders lie in it, and where it comes from.
 
     second   first token of the second document of a pair; 0: it is of one document
+    silent   its media are not decoded: it is answered as one that can't be
     """
 
     ids: NDArray[np.int32]
@@ -68,6 +69,7 @@ class TakenPiece:
     rule: SampleRule
     name: SampleId
     second: int = 0
+    silent: bool = False
 
 
 def take(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRule) -> TakenPiece:
@@ -125,6 +127,21 @@ def _media_inside(held: HeldBlock, index: int, piece: PieceRange, name: SampleId
     return inside
 
 
+def take_silent(held: HeldBlock, piece: PieceRange, reader: BlockReader, rule: SampleRule) -> TakenPiece:
+    """A piece that stays without loss, whatever its document is now.
+
+    Where that is as planned, the piece is what it was when its media could not be decoded; where the repair
+    has made another document of it, tokens of no meaning, as many as were planned.
+    """
+    try:
+        return replace(take(held, piece, reader, rule), silent=True)
+    except StateError:
+        name = SampleId(held.block.source, held.block.epoch, piece.position)
+        zeros = np.zeros(piece.length, np.int32)
+        row = held.ref(piece.position - held.start)
+        return TakenPiece(zeros, zeros.astype(np.uint8), (), row, reader, rule, name, silent=True)
+
+
 def check_size(pieces: Sequence[TakenPiece], max_bytes: int) -> None:
     """Refuse, before decoding, an answer above `max_bytes` (0: no limit). Raises Overloaded."""
     tokens = sum(len(piece.ids) for piece in pieces)
@@ -149,15 +166,19 @@ def decode(
     media = [(number, medium) for number, piece in enumerate(pieces) for medium in piece.media]
     ends = np.cumsum([0, *(medium.patches for _, medium in media)])
     pixels = np.empty((int(ends[-1]), 3 * patch**2), np.uint8)
-    tasks = []
+    tasks, numbers = [], []
     for (number, medium), start, end in zip(media, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         piece = pieces[number]
+        if piece.silent:
+            pixels[start:end] = 0
+            continue
+        numbers.append(number)
         executor = (waiting or pool) if only_waits(piece.rule.readers[medium.kind]) else pool
         tasks.append((executor, partial(_decode_one, piece, medium, pixels[start:end])))
     results = run_in_order(tasks)
-    ok = np.ones(len(pieces), np.uint8)
+    ok = np.array([not piece.silent for piece in pieces], np.uint8)
     bad: list[list[Any]] = []
-    for (number, _), problem in zip(media, results, strict=True):
+    for number, problem in zip(numbers, results, strict=True):
         if problem is not None and ok[number]:
             ok[number] = 0
             row = pieces[number].row

@@ -22,7 +22,7 @@ from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, DataloaderError, SourceError, StateError
 from dataloader_svc.loader import core
-from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take
+from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take, take_silent
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
@@ -131,7 +131,7 @@ class LoaderService:
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
         """The pieces named, decoded."""
         began = self._clock.monotonic()
-        pieces = await self._take(_asked(request))
+        pieces = await self._take(_asked(request), frozenset(request.masked))
         check_size(pieces, request.max_bytes)
         taken = self._clock.monotonic()
         patch = self._config.images.patch
@@ -267,7 +267,9 @@ class LoaderService:
         for block in blocks:
             del self._blocks[block]
 
-    async def _take(self, asked: dict[BlockId, list[tuple[int, PieceRange]]]) -> list[TakenPiece]:
+    async def _take(
+        self, asked: dict[BlockId, list[tuple[int, PieceRange]]], masked: frozenset[int]
+    ) -> list[TakenPiece]:
         """Pieces in the order asked for. Each block's are taken when it is there: none waits for another."""
         taken: dict[int, TakenPiece] = {}
 
@@ -276,7 +278,8 @@ class LoaderService:
             reader = await self._reader(block.source)
             rule = self._rules[block.source]
             for number, piece in pieces:
-                taken[number] = take(held, piece, reader, rule)
+                taking = take_silent if number in masked else take
+                taken[number] = taking(held, piece, reader, rule)
 
         await asyncio.gather(*(take_from(block, pieces) for block, pieces in asked.items()))
         return [taken[number] for number in range(len(taken))]

@@ -307,3 +307,37 @@ def test_ragged_lists_the_runs(runs):
     starts = np.array([start for start, _ in runs], np.int64)
     counts = np.array([count for _, count in runs], np.int64)
     assert ragged(starts, counts).tolist() == expected
+
+
+def test_a_masked_piece_is_asked_for_as_such_and_may_have_lost_its_pictures():
+    script = Script(media=True)
+    placed = placed_step(script, 0, 1)
+    number = next(i for i, patches in enumerate(placed.record.patches) if patches)
+    placed.masked.append(number)
+    plan = steps.from_placed(placed)
+    pieces = np.arange(plan.num_pieces)
+    request = steps.fetch_request(plan, pieces[::-1], 0)
+    assert list(request.masked) == [plan.num_pieces - 1 - number]
+    frame = fetch_frame(script, steps.fetch_request(plan, pieces, 0))
+    low, high = frame.arrays["media_offsets"][number : number + 2].tolist()
+    kept = np.ones(int(frame.arrays["media_offsets"][-1]), np.bool_)
+    kept[low:high] = False
+    patches = frame.arrays["grid_thw"].prod(axis=1)
+    frame.arrays["pixels"] = frame.arrays["pixels"][np.repeat(kept, patches)]
+    for name in ("media_kind", "media_start", "grid_thw"):
+        frame.arrays[name] = frame.arrays[name][kept]
+    frame.arrays["media_offsets"][number + 1 :] -= high - low
+    frame.arrays["ok"][number] = 0
+    samples = steps.gather(plan, [(pieces, frame)], 3 * script.patch**2)
+    assert not samples.targets[number].any()
+    assert not samples.usable[number]
+    placed.masked.pop()
+    with pytest.raises(DataError, match="was planned with"):
+        steps.gather(steps.from_placed(placed), [(pieces, frame)], 3 * script.patch**2)
+
+
+def test_a_mask_beyond_the_plan():
+    placed = placed_step(Script(), 0, 1)
+    placed.masked.append(10_000)
+    with pytest.raises(PeerError, match="masks piece 10000"):
+        steps.from_placed(placed)

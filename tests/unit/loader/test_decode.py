@@ -10,7 +10,7 @@ import pytest
 
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import Overloaded, StateError
-from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take
+from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take, take_silent
 from dataloader_svc.loader.read import HeldBlock, read_block
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.media import image, video
@@ -140,6 +140,31 @@ def test_a_picture_that_does_not_decode(captions: Block, pool: ThreadPoolExecuto
     shown = [arrays["pixels"][a:b].any() for a, b in zip(ends[:-1], ends[1:], strict=True)]
     assert shown == [True, False, True, False], "a good picture of a bad piece is still there"
     assert np.array_equal(arrays["pixels"][: ends[1]], before["pixels"][: ends[1]])
+
+
+def test_a_piece_that_stays_masked(captions: Block, pool: ThreadPoolExecutor, folder: Path) -> None:
+    """Repaired meanwhile: it is answered as when it could not be decoded, and nobody decodes it."""
+    whole = (folder / "pictures" / "3.png").read_bytes()
+    (folder / "pictures" / "3.png").write_bytes(whole[:100])
+    before = decode([captions.piece(3), captions.piece(0)], 14, pool)
+    (folder / "pictures" / "3.png").write_bytes(whole)
+    again = PieceRange(3, 0, captions.tokens(3))
+    silent = take_silent(captions.held, again, captions.reader, captions.rule)
+    after = decode([silent, captions.piece(0)], 14, pool)
+    assert before.arrays["ok"].tolist() == [0, 1]
+    for name, values in before.arrays.items():
+        assert np.array_equal(after.arrays[name], values), name
+    assert after.meta["bad"] == []
+
+
+def test_a_masked_piece_of_what_is_another_document_now(captions: Block, pool: ThreadPoolExecutor) -> None:
+    longer = PieceRange(3, 0, captions.tokens(3) + 40)
+    silent = take_silent(captions.held, longer, captions.reader, captions.rule)
+    arrays = decode([silent], 14, pool).arrays
+    assert arrays["ids"].tolist() == [0] * longer.length
+    assert (arrays["targets"].any(), arrays["ok"].tolist()) == (False, [0])
+    assert arrays["media_offsets"].tolist() == [0, 0]
+    assert len(arrays["pixels"]) == 0
 
 
 def test_size_is_checked_before_decoding(captions: Block, pool: ThreadPoolExecutor) -> None:
