@@ -151,7 +151,7 @@ def simulate_step(
             time = (model.max(axis=-2) + vision.max(axis=-2)).sum(axis=-1) * both
     devices = model.shape[-2] * stages
     whole = np.where(time > 0, time * devices, 1.0)
-    bubble = (rank_time * stages - busy).sum(axis=-1) / whole
+    bubble = np.maximum(0.0, (rank_time * stages - busy).sum(axis=-1) / whole)  # no rounding below none
     waiting = np.where(time > 0, 1.0 - rank_time.sum(axis=-1) * stages / whole, 0.0)
     return StepRun(time, rank_time, bubble, waiting, _imbalance(model), _imbalance(vision))
 

@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "check": "Open every source, map every field, estimate tokens; all problems at once.",
     "formats": "What can be read, and the options of each format.",
     "preview": "See packed sequences: documents, text, pictures.",
+    "simulate": "What strategies would do: step time, idle share and imbalance, before a job runs.",
     "explain": "Which rows of which shards a step and rank get, and why there.",
     "bench": "Batches, tokens and bytes a second, and who waited for whom.",
     "audit": "Run steps on several meshes in real processes and prove the contracts.",
