@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup run test fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
+.PHONY: help setup run test redis fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,8 +30,15 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup demo-data ## the main job on real input: serve, train, kill, resume on other ranks, audit
 	$(BIN)/python examples/train/run_demo.py
 
-test: setup demo-data ## all tests
+test: setup demo-data redis ## all tests
 	$(BIN)/python -m pytest
+
+redis: ## a Redis server for tests of the store: installed where that can be done, else said
+	@command -v redis-server >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	       && { apt-get install -y -qq --no-install-recommends redis-server >/dev/null 2>&1 \
+	            || { apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1; }; } \
+	  || echo "test: redis-server is missing, its tests are skipped (apt-get install redis-server)"
 
 fuzz: setup ## damage files of every format for FUZZ_SECONDS=60 and see that readers only refuse them
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(FUZZ_SECONDS)

@@ -35,6 +35,7 @@ from dataloader_svc.errors import MeshError, StateError
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
+from dataloader_svc.store.base import shown
 from dataloader_svc.store.open import open_existing
 
 
@@ -113,17 +114,17 @@ def _from_log(
     opened = open_existing(spec.store, spec.base_dir)
     if opened is None:
         raise StateError(
-            f"job {config.job!r} has no plan log: there is no store {spec.store}. Has the job run with this "
-            "file? --store names another store"
+            f"job {config.job!r} has no plan log: there is no store {shown(spec.store)}. Has the job run "
+            "with this file? --store names another store"
         )
     with closing(opened) as store:
         try:
             log = PlanLog.of(store)
             return *log.read(step, config.sequence_length), log.session
         except NoPlans as error:
-            raise StateError(f"job {config.job!r} has no plan log: {spec.store}: {error}") from None
+            raise StateError(f"job {config.job!r} has no plan log: {shown(spec.store)}: {error}") from None
         except StateError as error:
-            error.add_note(f"job {config.job!r}, store {spec.store}")
+            error.add_note(f"job {config.job!r}, store {shown(spec.store)}")
             raise
 
 

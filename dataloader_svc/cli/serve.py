@@ -21,6 +21,7 @@ from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.store.base import shown
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _announce(job: Job, *, as_json: bool) -> None:
             f"serving {config.job} at {job.address}: {len(config.sources)} sources, "
             f"{_step(config)} a step\n"
             f"  trainers:  DataServiceLoader({job.address!r})\n"
-            f"  state:     {job.spec.store}\n"
+            f"  state:     {shown(job.spec.store)}\n"
             f"  logs:      {job.spec.run_dir / 'logs'}\n"
             "  Ctrl-C stops it; nothing that was delivered is forgotten\n"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class JobSpec:
             "run_id": self.run_id,
         }
         path = self.run_dir / "job.json"
+        path.touch(mode=0o600)  # the store's URL may hold a password
         path.write_text(json.dumps(values))
         return path
 
@@ -61,7 +63,8 @@ class JobSpec:
 def job_spec(loaded: LoadedConfig, run_dir: Path, address: str, store: str | None = None) -> JobSpec:
     """The spec of a loaded configuration. `store` replaces the configured one.
 
-    A bare `sqlite` means `.dataloader-svc/JOB.db` beside the configuration.
+    A bare `sqlite` means `.dataloader-svc/JOB.db` beside the configuration; in a Redis, jobs are told apart
+    by their name.
     """
     config = loaded.config
     url = store or config.store
@@ -76,4 +79,6 @@ def job_spec(loaded: LoadedConfig, run_dir: Path, address: str, store: str | Non
                 )
             ) from None
         url = f"sqlite:///{folder / config.job}.db"
+    elif url.startswith(("redis", "rediss")) and not re.search(r"[?&]job=", url):
+        url += f"{'&' if '?' in url else '?'}job={config.job}"
     return JobSpec(config, loaded.base_dir, url, run_dir, address, run_id=uuid.uuid4().hex[:12])

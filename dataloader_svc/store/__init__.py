@@ -4,6 +4,7 @@ from dataloader_svc.store.base import STORES, Lease, Store
 from dataloader_svc.store.memory import MemoryStore
 from dataloader_svc.store.open import open_store
 from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine, quarantine
+from dataloader_svc.store.redis import RedisStore
 from dataloader_svc.store.sqlite import SqliteStore
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Lease",
     "MemoryStore",
     "Quarantined",
+    "RedisStore",
     "SqliteStore",
     "Store",
     "add_quarantine",

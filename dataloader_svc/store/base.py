@@ -13,6 +13,7 @@ To add a store, write a class with these methods in one file and register a func
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,8 @@ def check_key(key: str) -> str:
     if not (0 < len(key) <= MAX_KEY_LENGTH and key.isascii() and key.isprintable()):
         raise ValueError(f"key {key!r}: need 1 to {MAX_KEY_LENGTH} printable ASCII characters")
     return key
+
+
+def shown(url: str) -> str:
+    """A store's URL as messages and logs may show it: without its password."""
+    return re.sub(r"(?<=://)[^@/]*@", "***@", url)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.errors import ConfigError
-from dataloader_svc.store.base import STORES, Store
+from dataloader_svc.store.base import STORES, Store, shown
 
 
 def open_store(url: str, base_dir: Path, *, clock: Clock | None = None) -> Store:
@@ -17,15 +17,10 @@ def open_store(url: str, base_dir: Path, *, clock: Clock | None = None) -> Store
     StoreError: it can't be opened, with file and remedy.
     """
     scheme, _, rest = url.partition(":")
-    if scheme in ("redis", "rediss"):
-        raise ConfigError(
-            f"store: {url!r}: the Redis store is not available in this version; "
-            "use 'sqlite' (one host) or 'sqlite:///path/to/file.db'"
-        )
     try:
         opener = STORES.get(scheme)
     except ConfigError as error:
-        error.add_note(f"in store: {url!r}")
+        error.add_note(f"in store: {shown(url)!r}")
         raise
     return opener(rest, base_dir, clock or SystemClock())
 

@@ -15,7 +15,6 @@ import fcntl
 import os
 import sqlite3
 import threading
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.errors import ConfigError, NotLeader, StoreConflict, StoreError
 from dataloader_svc.store.base import STORES, Lease, Store, check_key
+from dataloader_svc.store.checksum import checksum, entry_place, record_place
 
 DEFAULT_NAME = "state.db"
 SCHEMA_VERSION = 1
@@ -96,25 +96,25 @@ class SqliteStore:
             _check_fence(db, fence)
             found = db.execute(LOG_GET, (log, seq)).fetchone()
             if found is not None:
-                if self._checked(_record_place(log, seq), *found) != record:
+                if self._checked(record_place(log, seq), *found) != record:
                     raise StoreConflict(f"{self.path}: log {log}: record {seq} exists with another content")
                 return
             (last,) = db.execute(LOG_LAST_SEQ, (log,)).fetchone()
             if last is not None and seq != last + 1:
                 raise StoreConflict(f"{self.path}: log {log}: record {seq} does not follow the last, {last}")
-            db.execute(LOG_ADD, (log, seq, _crc(_record_place(log, seq), record), record))
+            db.execute(LOG_ADD, (log, seq, checksum(record_place(log, seq), record), record))
             faultpoint.point("store.append_written")
         faultpoint.point("store.append_committed")
 
     def read(self, log: str, start: int, limit: int) -> list[tuple[int, bytes]]:
         with self._reading() as db:
             rows = db.execute(LOG_READ, (check_key(log), start, max(limit, 0))).fetchall()
-        return [(seq, self._checked(_record_place(log, seq), crc, record)) for seq, crc, record in rows]
+        return [(seq, self._checked(record_place(log, seq), crc, record)) for seq, crc, record in rows]
 
     def last(self, log: str) -> tuple[int, bytes] | None:
         with self._reading() as db:
             row = db.execute(LOG_LAST, (check_key(log),)).fetchone()
-        return None if row is None else (row[0], self._checked(_record_place(log, row[0]), row[1], row[2]))
+        return None if row is None else (row[0], self._checked(record_place(log, row[0]), row[1], row[2]))
 
     def get(self, key: str) -> bytes | None:
         check_key(key)
@@ -154,7 +154,7 @@ class SqliteStore:
         # Keys are printable ASCII, so all that start with the prefix sort below prefix + DEL.
         with self._reading() as db:
             rows = db.execute(ENTRY_RANGE, (prefix, prefix + "\x7f", self._clock.wall())).fetchall()
-        return {key: self._checked(f"key {key}", crc, value) for key, crc, value in rows}
+        return {key: self._checked(entry_place(key), crc, value) for key, crc, value in rows}
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
         check_key(name)
@@ -214,10 +214,10 @@ class SqliteStore:
 
     def _value(self, db: sqlite3.Connection, key: str) -> bytes | None:
         row = db.execute(ENTRY_GET, (key, self._clock.wall())).fetchone()
-        return None if row is None else self._checked(f"key {key}", *row)
+        return None if row is None else self._checked(entry_place(key), *row)
 
     def _checked(self, place: str, crc: int, data: bytes) -> bytes:
-        if _crc(place, data) != crc:
+        if checksum(place, data) != crc:
             raise StoreError(
                 f"{self.path}: {place}: the checksum does not match, the file is damaged; put a copy in its "
                 "place, or move it away and resume from a trainer's checkpoint"
@@ -318,12 +318,4 @@ def _check_fence(db: sqlite3.Connection, fence: int | None) -> None:
 
 
 def _entry(key: str, value: bytes, expires_at: float | None) -> tuple[str, int, bytes, float | None]:
-    return key, _crc(f"key {key}", value), value, expires_at
-
-
-def _record_place(log: str, seq: int) -> str:
-    return f"log {log}: record {seq}"
-
-
-def _crc(place: str, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(place.encode()))
+    return key, checksum(entry_place(key), value), value, expires_at

@@ -1,18 +1,27 @@
 """Every store through the exam that any store must pass, and a random walk beside a plain model."""
 
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from dataloader_svc.errors import NotLeader, StoreConflict
-from dataloader_svc.store import MemoryStore, Store
+from dataloader_svc.store import MemoryStore, Store, open_store
 from dataloader_svc.store.sqlite import SqliteStore
 from dataloader_svc.testing.fakes import FakeClock
 from dataloader_svc.testing.store import SharedStoreContract, StoreContract
+from redis_proxy import FATES, RedisProxy, redis_proxy
+from redis_server import RedisServer, needs_redis, redis_server
 
 
 class TestMemoryStore(StoreContract):
@@ -28,6 +37,41 @@ class TestSqliteStore(SharedStoreContract):
 class TestDefaultStore(SharedStoreContract):
     def url(self, place: Path) -> str:
         return "sqlite"
+
+
+@needs_redis
+class TestRedisStore(SharedStoreContract):
+    running: RedisServer
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with redis_server(tmp_path_factory.mktemp("redis")) as cls.running:
+            yield
+
+    def url(self, place: Path) -> str:
+        return self.running.url(place.name)
+
+
+@needs_redis
+class TestRedisBehindABadNetwork(SharedStoreContract):
+    """Of ten calls one is lost, one unanswered, one arrives twice and one again when nobody waits for it."""
+
+    proxy: RedisProxy
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def server(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        chances = dict.fromkeys(FATES[1:], 0.1)
+        with (
+            redis_server(tmp_path_factory.mktemp("redis")) as running,
+            redis_proxy(running.port, chances) as cls.proxy,
+        ):
+            yield
+        assert all(cls.proxy.fates[fate] > 10 for fate in FATES), cls.proxy.fates
+
+    def url(self, place: Path) -> str:
+        return f"redis://{self.proxy.address}/0?job={place.name}"
 
 
 class StoreWalk(RuleBasedStateMachine):
@@ -125,8 +169,6 @@ TestMemoryWalk.settings = settings(max_examples=60, stateful_step_count=30, dead
 
 
 def test_sqlite_walk(tmp_path):
-    from hypothesis.stateful import run_state_machine_as_test
-
     names = iter(range(10**6))
 
     class SqliteWalk(StoreWalk):
@@ -139,3 +181,18 @@ def test_sqlite_walk(tmp_path):
     run_state_machine_as_test(
         SqliteWalk, settings=settings(max_examples=30, stateful_step_count=25, deadline=None)
     )
+
+
+@needs_redis
+def test_redis_walk(tmp_path):
+    names = iter(range(10**6))
+
+    with redis_server(tmp_path, "appendfsync no") as server:
+
+        class RedisWalk(StoreWalk):
+            def make(self, clock):
+                return open_store(server.url(f"walk-{next(names)}"), tmp_path, clock=clock)
+
+        run_state_machine_as_test(
+            RedisWalk, settings=settings(max_examples=30, stateful_step_count=25, deadline=None)
+        )

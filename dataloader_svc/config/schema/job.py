@@ -74,7 +74,8 @@ class Config(Model):
     engine: Literal["local"] = Field(default="local", description="Where roles run: processes here.")
     store: str = Field(
         default="sqlite",
-        description="State store. sqlite: .dataloader-svc/JOB.db beside this file; or sqlite:///path/to/file.db",
+        description="State store. sqlite: .dataloader-svc/JOB.db beside this file, or "
+        "sqlite:///path/to/file.db. Across hosts redis://HOST:6379/0, and kin; see docs/store.md.",
     )
     planner: Planner = Field(default_factory=Planner, description="The planner.")
     loader: Loader = Field(default_factory=Loader, description="The source loaders.")

@@ -1,0 +1,51 @@
+"""A whole job on a real Redis, which dies with the roles: what is delivered is what SQLite delivers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+from dataloader_client import DataServiceLoader, Mesh
+from reading import Reader, assert_equal
+from real_job import job_values, run_cli, serve, write_config
+from redis_server import needs_redis, redis_server
+
+pytestmark = needs_redis
+ROUND = 8
+
+
+def test_the_store_and_the_roles_die(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "calm").mkdir()
+    with (
+        serve(write_config(tmp_path / "calm" / "job.yaml", job_values(data))) as served,
+        Reader(served.address) as expected,
+    ):
+        expected.allow(5 * ROUND)
+        expected.wait()
+    with redis_server(tmp_path / "redis", "requirepass s3cret") as server:
+        url = f"redis://:s3cret@{server.address}/0"
+        config = write_config(tmp_path / "job.yaml", job_values(data, store=url))
+        with serve(config) as served, Reader(served.address) as reader:
+            for number, victim in enumerate(("", "planner-0", "constructor-0", "loader-0", "planner-0")):
+                reader.allow(ROUND)
+                reader.wait(number * ROUND + 2)
+                server.kill()
+                if victim:
+                    served.roles()[victim].kill()
+                threading.Event().wait(0.5)  # the outage
+                server.start()
+                reader.wait()
+            state = reader.states[5 * ROUND - 1]
+            assert_equal(reader.steps, expected.steps)
+            assert "s3cret" not in served.stderr + served.logs()
+        explained = run_cli("explain", config, "--step", 5 * ROUND - 1, "--json")
+        assert explained.returncode == 0, explained.stderr
+        assert json.loads(explained.stdout)["step"] == 5 * ROUND - 1
+        # Another life, on other ranks, of the same store.
+        with (
+            serve(config) as served,
+            DataServiceLoader(served.address, mesh=Mesh(dp=2), rank=0) as loader,
+        ):
+            loader.load_state_dict(state)
+            assert next(loader).step == 5 * ROUND
