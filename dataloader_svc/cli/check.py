@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dataloader_svc.cli.output import (
-    config_argument,
     console,
     examples,
     json_option,
@@ -37,20 +36,31 @@ _HEADER_THREADS = 2
         "dataloader-svc check mixture.yaml",
         "dataloader-svc check mixture.yaml --rows 20000 --json",
         "dataloader-svc check mixture.yaml --deep",
+        "dataloader-svc check --deep /data/new --all",
     )
 )
-@config_argument
+@click.argument("config", metavar="CONFIG|FOLDER", type=click.Path(path_type=Path))
 @click.option(
     "--rows", default=2000, show_default=True, help="Rows of each source to read, at least a block."
 )
 @click.option("--deep", is_flag=True, help="Read every row and decode every picture and clip.")
+@click.option("--all", "show_all", is_flag=True, help="Of a folder: list every bad row, not three of a kind.")
 @json_option
-def command(config: Path, rows: int, *, deep: bool, as_json: bool) -> int:
+def command(config: Path, rows: int, *, deep: bool, show_all: bool, as_json: bool) -> int:
     """Open every source, map every field, estimate tokens.
 
     Prints what is in each source and every problem with file, line and field. Exit code 1 when there are any.
     With --deep, nothing is left to be found out later: all that would be quarantined is counted.
+
+    Of a FOLDER, without any configuration: --deep reads every row of every file in it and decodes every
+    picture and clip. Exit code 1 when anything is bad.
     """
+    if config.is_dir():
+        if not deep:
+            raise click.UsageError(f"{config} is a folder: with --deep, all that is in it is checked")
+        return _check_folder(config, show_all=show_all, as_json=as_json)
+    if show_all:
+        raise click.UsageError("--all is for a folder")
     with preflight(config) as found:
         reports, wrong = _survey_all(found, None if deep else rows)
     problems = [*found.problems, *wrong]
@@ -59,6 +69,21 @@ def command(config: Path, rows: int, *, deep: bool, as_json: bool) -> int:
     else:
         _print_text(console(), found.loaded, reports, problems, deep=deep)
     return 1 if problems else 0
+
+
+def _check_folder(folder: Path, *, show_all: bool, as_json: bool) -> int:
+    # Imported here: a job's check has no use for it.
+    from dataloader_svc.cli.folder import view
+    from dataloader_svc.cli.folder.survey import Survey
+
+    most = None if show_all else view.SHOWN
+    with progress_bars() as bars, Survey(str(folder.absolute()), bars, most) as survey_of_all:
+        report = survey_of_all.run()
+    if as_json:
+        print_json(view.as_json(report))
+    else:
+        view.print_report(console(), report)
+    return 0 if view.is_good(report) else 1
 
 
 def _survey_all(found: Preflight, rows: int | None) -> tuple[dict[str, SourceReport], list[str]]:

@@ -12,11 +12,13 @@ from typing import Literal, NamedTuple
 HEAD_BYTES = 512
 """So much of a medium's beginning is looked at."""
 
+Kind = Literal["image", "video", "audio"]
+
 
 class Sniffed(NamedTuple):
     """Kind of medium, and what files of its format are mostly called."""
 
-    kind: Literal["image", "video", "audio"]
+    kind: Kind
     suffix: str
 
 
@@ -41,6 +43,11 @@ _RIFF = {
 }
 _PICTURE_BRANDS = {b"avif": ".avif", b"avis": ".avif", b"heic": ".heic", b"heix": ".heic", b"mif1": ".heif"}
 _TS_PACKET = 188
+_SUFFIXES: dict[Kind, str] = {
+    "image": ".avif .bmp .gif .heic .heif .jpe .jpeg .jpg .png .tif .tiff .webp",
+    "video": ".avi .flv .m4v .mkv .mov .mp4 .mpeg .mpg .webm",  # .ts is mostly TypeScript
+    "audio": ".aac .flac .m4a .mp3 .oga .ogg .opus .wav",
+}
 
 
 def sniff(data: bytes | memoryview) -> Sniffed | None:
@@ -74,3 +81,10 @@ def suffix_of(data: bytes | memoryview) -> str:
     """For the name of a file that holds `data`; `.bin` where nobody knows."""
     found = sniff(data)
     return ".bin" if found is None else found.suffix
+
+
+def kind_of_suffix(suffix: str) -> Kind | None:
+    """What files with this suffix (".jpg", in any case) mostly are; None for what is mostly no medium."""
+    return next(
+        (kind for kind, known in _SUFFIXES.items() if suffix and suffix.lower() in known.split()), None
+    )

@@ -19,6 +19,7 @@ import pyarrow as pa
 from dataloader_svc.errors import SourceError
 from dataloader_svc.sources.arrow_columns import check_schema, columns_in_use, rows_of
 from dataloader_svc.sources.arrow_messages import BATCH, DICTIONARY, SCHEMA, Damaged, Message, walk
+from dataloader_svc.sources.arrow_types import columns_beside_numbers
 from dataloader_svc.sources.base import SOURCES, Extent, Rows, ShardIndex, SourceFormat
 
 _COMPRESSION = 3  # how much larger text is than its lz4 or zstd buffers, about
@@ -83,14 +84,14 @@ class ArrowIpc(SourceFormat):
         return rows_of(table, extent.num_rows, fields)
 
     def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
-        """Those of the file's schema."""
+        """Those of the file's schema that are not numbers alone."""
         try:
             first = next(self._messages(path))
         except (Damaged, StopIteration) as error:
             raise SourceError(f"{path}: is not readable as Arrow IPC: {error}") from error
         data = self.context.storage.read_range(path, first.offset, first.length)
         with _reading(path):
-            return tuple(pa.ipc.read_schema(pa.py_buffer(data)).names)
+            return columns_beside_numbers(pa.ipc.read_schema(pa.py_buffer(data)))
 
     def _messages(self, path: str) -> Iterator[Message]:
         size = self.context.storage.stat(path).size

@@ -165,9 +165,17 @@ class SourceFormat(ABC):
         """Names of the fields that the rows of an extent have, in order of appearance; () where nobody knows.
 
         For people who have no configuration yet (`check --deep FOLDER`): a mapping may name each of them, and
-        `Fields.raw` too. Raises SourceError where the extent can't be read.
+        `Fields.raw` too. Those that hold numbers alone may be left out: they are no text and no medium.
+        Raises SourceError where the extent can't be read.
         """
         return ()
+
+    def splits(self, folder: str) -> tuple[Mapping[str, object], ...]:  # noqa: ARG002
+        """`options:` under which each part of a data set folder is read, of a format that has `marks`.
+
+        Raises SourceError where the folder can't be read.
+        """
+        return ({},)
 
 
 SOURCES: Registry[type[SourceFormat]] = Registry("format", "dataloader_svc.sources")

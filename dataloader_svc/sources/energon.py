@@ -142,6 +142,11 @@ class EnergonFolder(SourceFormat):
         """As a WebDataset."""
         return self._format(*self._of(path)).columns(path, extent)
 
+    def splits(self, folder: str) -> tuple[Mapping[str, object], ...]:
+        """Those of split.yaml that have shards."""
+        parts = _mapping(_splits(self.context.storage, folder).get("split_parts"))
+        return tuple({"split": str(name)} for name, shards in parts.items() if shards)
+
     def _format(self, prepared: _Prepared, name: str) -> WebDataset:
         context = replace(self.context, fields=prepared.fields(self.context.fields), options=NoOptions())
         return _Shard(context, prepared.excluded.get(name, frozenset()))
@@ -165,12 +170,18 @@ class EnergonFolder(SourceFormat):
         raise SourceError(f"{path}: no folder above it has {_META}/split.yaml")
 
 
-def _read(storage: Storage, root: str, split: str) -> _Prepared:
+def _splits(storage: Storage, root: str) -> Mapping[Any, Any]:
+    """What split.yaml says."""
     splits = _first(storage, root, "split.yaml", "split.json")
     if splits is None:
         raise SourceError(
             f"{root}: has no {_META}/split.yaml; run `energon prepare`, or read it with `format: webdataset`"
         )
+    return splits
+
+
+def _read(storage: Storage, root: str, split: str) -> _Prepared:
+    splits = _splits(storage, root)
     where, parts = f"{root}/{_META}/split.yaml", _mapping(splits.get("split_parts"))
     if split not in parts:
         found = ", ".join(map(str, parts)) or "none"

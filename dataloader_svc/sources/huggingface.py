@@ -6,7 +6,7 @@ split's is told in `huggingface_layout.py`; rows are the business of the other f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -21,7 +21,7 @@ from dataloader_svc.sources.base import (
     ShardIndex,
     SourceFormat,
 )
-from dataloader_svc.sources.huggingface_layout import FORMATS, data_files, format_name
+from dataloader_svc.sources.huggingface_layout import FORMATS, data_files, format_name, split_names
 from dataloader_svc.storage import Match
 
 
@@ -68,6 +68,15 @@ class HuggingFaceFolder(SourceFormat):
         """As the file's own format."""
         return self._format(path).columns(path, extent)
 
+    def splits(self, folder: str) -> tuple[Mapping[str, object], ...]:
+        """Those of each configuration."""
+        found, storage = self._found(folder), self.context.storage
+        try:
+            pairs = split_names(sorted(found), lambda name: storage.read_all(found[name].path))
+        except SourceError as error:
+            raise SourceError(f"{folder}: {error}") from error
+        return tuple({"config": config, "split": split} for config, split in pairs)
+
     def _format(self, path: str) -> SourceFormat:
         name = format_name(path)
         if name is None:
@@ -78,7 +87,7 @@ class HuggingFaceFolder(SourceFormat):
         storage, options = self.context.storage, self.context.options
         assert isinstance(options, HuggingFaceOptions)
         root = storage.join(str(base_dir.absolute()), folder)
-        found = {match.name: match for match in storage.matches([f"{root}/**/*"], base_dir)}
+        found = self._found(root)
         try:
             names = data_files(
                 sorted(found), lambda name: storage.read_all(found[name].path), options.config, options.split
@@ -86,3 +95,8 @@ class HuggingFaceFolder(SourceFormat):
         except SourceError as error:
             raise SourceError(f"{folder}: {error}") from error
         return [found[name] for name in names]
+
+    def _found(self, root: str) -> dict[str, Match]:
+        """All files below, by their names there."""
+        matches = self.context.storage.matches([f"{root}/**/*"], Path(root))
+        return {match.name: match for match in matches}

@@ -80,6 +80,30 @@ def data_files(names: Sequence[str], read: Read, config: str | None, split: str)
     return _of_split(data, split)
 
 
+def split_names(names: Sequence[str], read: Read) -> list[tuple[str | None, str]]:
+    """(configuration, split) of all data that there is: what `data_files` may be asked for.
+
+    Raises SourceError where a description of the folder is broken.
+    """
+    if "dataset_dict.json" in names:
+        return [(None, str(name)) for name in _listed(_json(read, "dataset_dict.json").get("splits"))]
+    if "state.json" in names:
+        return [(None, str(_json(read, "state.json").get("_split") or "train"))]
+    header = _header(read("README.md")) if "README.md" in names else {}
+    configs = [entry for entry in _listed(header.get("configs")) if isinstance(entry, dict)]
+    data = [name for name in names if is_data(name)]
+    found: dict[tuple[str | None, str], None] = {}
+    for entry in configs:
+        config = str(entry.get("config_name", "default"))
+        listed = [part for part in _listed(entry.get("data_files")) if isinstance(part, dict)]
+        inside = _below(data, str(entry.get("data_dir") or ""))
+        known = [str(part.get("split", "train")) for part in listed] or (
+            ["train"] if entry.get("data_files") else [kind for _, kind in _pairs(inside)]
+        )
+        found |= dict.fromkeys((config, split) for split in known)
+    return list(found) if configs else [(None, split) for split in dict.fromkeys(k for _, k in _pairs(data))]
+
+
 def is_data(name: str) -> bool:
     """Whether it is called like a file that a format here reads."""
     return PurePosixPath(name).name not in _NOT_DATA and format_name(name) is not None
@@ -148,15 +172,20 @@ def _configured(data: Sequence[str], entry: Mapping[str, Any], split: str) -> li
 
 
 def _of_split(data: Sequence[str], split: str) -> list[str]:
-    """Rules 3 to 5. The first rule that any file follows decides for all."""
-    sharded = [(name, match[1]) for name in data if (match := _SHARDED.fullmatch(name))]
-    by_folder = [(name, kind) for name in data for kind in _named_after(name.rpartition("/")[0].split("/"))]
-    by_file = [(name, kind) for name in data for kind in _named_after([name.rpartition("/")[2]])]
-    pairs = sharded or by_folder or by_file or [(name, "train") for name in data]
+    """Rules 3 to 5."""
+    pairs = _pairs(data)
     if not pairs:
         raise SourceError(f"has no data: none of its files ends with {', '.join(FORMATS)}")
     _known("split", split, [kind for _, kind in pairs])
     return _one_format(_sorted(name for name, kind in pairs if kind == split))
+
+
+def _pairs(data: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, split), by the first of rules 3 to 5 that any file follows."""
+    sharded = [(name, match[1]) for name in data if (match := _SHARDED.fullmatch(name))]
+    by_folder = [(name, kind) for name in data for kind in _named_after(name.rpartition("/")[0].split("/"))]
+    by_file = [(name, kind) for name in data for kind in _named_after([name.rpartition("/")[2]])]
+    return sharded or by_folder or by_file or [(name, "train") for name in data]
 
 
 def _named_after(parts: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from dataloader_svc.errors import SourceError
 from dataloader_svc.sources.arrow_columns import check_schema, columns_in_use, rows_of
+from dataloader_svc.sources.arrow_types import columns_beside_numbers
 from dataloader_svc.sources.base import SOURCES, Extent, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.parquet_footer import check_column_chunks
 
@@ -67,9 +68,9 @@ class Parquet(SourceFormat):
         return rows_of(table, num_rows, self._fields)
 
     def columns(self, path: str, extent: Extent) -> tuple[str, ...]:  # noqa: ARG002
-        """Those of the file's schema."""
+        """Those of the file's schema that are not numbers alone."""
         with _reading(path), self._open(path) as file:
-            return tuple(file.schema_arrow.names)
+            return columns_beside_numbers(file.schema_arrow)
 
     @contextmanager
     def _open(self, path: str, metadata: object = None) -> Iterator[Any]:

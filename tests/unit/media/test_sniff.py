@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dataloader_svc.media.sniff import HEAD_BYTES, sniff, suffix_of
+from dataloader_svc.media.sniff import HEAD_BYTES, kind_of_suffix, sniff, suffix_of
 
 CASES = Path(__file__).parents[2] / "cases" / "data"
 
@@ -57,3 +57,10 @@ def test_clips(path: Path) -> None:
 def test_what_is_none(data: bytes) -> None:
     assert sniff(data) is None
     assert suffix_of(data) == ".bin"
+
+
+def test_kinds_by_suffix() -> None:
+    kinds = [
+        kind_of_suffix(suffix) for suffix in (".jpg", ".JPEG", ".mkv", ".flac", ".txt", "", ".ts", "jpg")
+    ]
+    assert kinds == ["image", "image", "video", "audio", None, None, None, None]

@@ -9,6 +9,8 @@ import yaml
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import BadSample, Reason, SourceError
 from dataloader_svc.sources import SourceReader
+from dataloader_svc.sources.index import make_format
+from dataloader_svc.storage import Storage
 
 
 def prepared(
@@ -96,6 +98,8 @@ def test_splits_by_name_with_braces(tmp_path):
         reader(tmp_path, options={"split": "vla"})
     with pytest.raises(SourceError, match="split 'test' has no shards"):
         reader(tmp_path, options={"split": "test"})
+    found = make_format(Source(format="energon", path="d", text="txt"), Storage())
+    assert found.splits(str(tmp_path / "d")) == ({"split": "train"}, {"split": "val"})
 
 
 def test_excluded_shards_and_samples_are_passed_over(tmp_path):

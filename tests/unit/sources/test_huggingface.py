@@ -8,7 +8,7 @@ import pytest
 from dataloader_svc.config.schema import Source
 from dataloader_svc.errors import SourceError
 from dataloader_svc.sources import SourceReader
-from dataloader_svc.sources.huggingface_layout import data_files
+from dataloader_svc.sources.huggingface_layout import data_files, split_names
 
 
 def files(names, *, split="train", config=None, **contents):
@@ -16,6 +16,12 @@ def files(names, *, split="train", config=None, **contents):
     texts = {name: text for name, text in contents.items() if text is not None}
     named = {("README.md" if name == "README" else f"{name}.json"): text for name, text in texts.items()}
     return data_files([*names, *named], lambda name: named[name].encode(), config, split)
+
+
+def splits(names, **contents):
+    """split_names of the same."""
+    named = {("README.md" if name == "README" else f"{name}.json"): text for name, text in contents.items()}
+    return split_names([*names, *named], lambda name: named[name].encode())
 
 
 def header(text):
@@ -94,6 +100,36 @@ def test_a_configuration_by_name_and_the_default_one():
         files(names, README=CONFIGS)
     with pytest.raises(SourceError, match="no configuration 'dee'; found: en, de; did you mean 'de'"):
         files(names, config="dee", README=CONFIGS)
+
+
+@pytest.mark.parametrize(
+    ("names", "contents", "expected"),
+    [
+        (["train/a.jsonl", "dev/a.jsonl"], {}, [(None, "train"), (None, "validation")]),
+        (["data/odd_one-00000-of-00001-abc.parquet"], {}, [(None, "odd_one")]),
+        (["b.parquet", "picture.png"], {}, [(None, "train")]),
+        (["picture.png"], {}, []),
+        (["a.arrow"], {"state": '{"_split": "test"}'}, [(None, "test")]),
+        (["a.arrow"], {"state": "{}"}, [(None, "train")]),
+        (["a.arrow"], {"dataset_dict": '{"splits": ["train", "odd"]}'}, [(None, "train"), (None, "odd")]),
+        (
+            ["en/train.jsonl", "en/test.jsonl", "de/a.jsonl"],
+            {"README": CONFIGS},
+            [("en", "train"), ("en", "test"), ("de", "train")],
+        ),
+        (
+            ["a/1.jsonl"],
+            {"README": header("configs: [{data_files: [{split: held, path: 'a/?.jsonl'}]}]")},
+            [("default", "held")],
+        ),
+        (["a/1.jsonl"], {"README": header("configs: [{data_files: 'a/*'}]")}, [("default", "train")]),
+    ],
+)
+def test_all_splits_of_all_configurations(names, contents, expected):
+    assert splits(names, **contents) == expected
+    if "state" not in contents and "dataset_dict" not in contents:
+        for config, split in expected:
+            assert files(names, config=config, split=split, **contents)
 
 
 def test_a_configuration_without_a_readme_is_a_folder():
