@@ -72,6 +72,8 @@ class SourceIndex:
     sizes      int64 (S,)  bytes
     digest     hash of everything that an order and its rows depend on, but neither folder nor mtime: data may
                be moved or copied. Two processes that disagree on it do not see the same data.
+    files      of a repaired source: the extents of its files as they are, by shard and row; `extents` and
+               `digest` are those before the repair: where a row lies, they say by number only (`repaired.py`)
     """
 
     name: str
@@ -82,6 +84,7 @@ class SourceIndex:
     digest: str
     warnings: tuple[str, ...] = ()
     bad_shards: tuple[BadShard, ...] = ()
+    files: ExtentColumns | None = None
 
     @property
     def num_rows(self) -> int:
@@ -90,9 +93,13 @@ class SourceIndex:
 
     def extent(self, number: int) -> tuple[int, Extent]:
         """(shard, extent) of extent `number`."""
-        columns = self.extents
-        values = (getattr(columns, field)[number] for field in Extent._fields)
-        return int(columns.shard[number]), Extent(*(int(value) for value in values))
+        return extent_of(self.extents, number)
+
+
+def extent_of(columns: ExtentColumns, number: int) -> tuple[int, Extent]:
+    """(shard, extent) of row `number` of the columns."""
+    values = (getattr(columns, field)[number] for field in Extent._fields)
+    return int(columns.shard[number]), Extent(*(int(value) for value in values))
 
 
 @dataclass(frozen=True, slots=True)

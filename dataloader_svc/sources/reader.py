@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from dataloader_svc.errors import BadSample, Reason, SourceError, Unreachable
 from dataloader_svc.sample import BlockId, RowRef
 from dataloader_svc.sources.base import Extent, Fields, Rows
 from dataloader_svc.sources.fields import fields_of
-from dataloader_svc.sources.index import Progress, build_index, make_format
+from dataloader_svc.sources.index import Progress, SourceIndex, build_index, extent_of, make_format
 from dataloader_svc.sources.interleaved import roles_of, with_documents
 from dataloader_svc.sources.order import Order
 from dataloader_svc.sources.reduce import reduced
+from dataloader_svc.sources.repaired import Layouts, parts_of
 from dataloader_svc.storage import Storage
 from dataloader_svc.transforms.per_source import make_transforms
 
@@ -76,8 +78,14 @@ class SourceReader:
         self.fields = fields_of(source)
         self.roles = roles_of(self.fields)
         self._storage = storage or Storage()
-        index = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
-        self.index = reduced(index, make_transforms(source))
+        self._files = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
+        self._layouts = None if cache_dir is None else Layouts(cache_dir, name)
+        self._transforms = make_transforms(source)
+        self.index = self._reading()
+        if self._layouts is not None and self.index.files is None:
+            problem = self._layouts.keep(self._files, self.index.digest)
+            if problem is not None:
+                self.index = replace(self.index, warnings=(*self.index.warnings, problem))
         self._format = make_format(source, self._storage)
         self._seed = seed
         self._block_bytes = source.shuffle.block if source.shuffle else None
@@ -91,6 +99,25 @@ class SourceReader:
     def num_rows(self) -> int:
         """Positions of an epoch."""
         return self.index.num_rows
+
+    def accept_repair(self, digest: str) -> None:
+        """From now on the files, as they are, are a repair of those that had the index `digest`.
+
+        All that open the source with this index cache read them in the order of those. Raises SourceError
+        where they can't be that; the text says what differs.
+        """
+        if self._layouts is None:
+            raise SourceError("there is no index_cache to note a repair in")
+        self._layouts.accept(self._files, digest)
+        with self._lock:
+            self.index = self._reading()
+            self._orders.clear()
+        if self.index.digest != digest:
+            raise SourceError(f"the settings that choose its rows have changed since index {digest}")
+
+    def _reading(self) -> SourceIndex:
+        index = self._files if self._layouts is None else self._layouts.apply(self._files)
+        return reduced(index, self._transforms)
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch; the last few are kept."""
@@ -128,8 +155,7 @@ class SourceReader:
         firsts: list[int] = []
         start = 0
         for number in layout.extents.tolist():
-            shard, extent = self.index.extent(number)
-            rows, kept = self._read_extent(shard, extent), int(self.index.extents.kept[number])
+            rows, kept = self.read_extent(number), int(self.index.extents.kept[number])
             firsts.append(start)
             for role, values in columns.items():
                 values.extend(rows.columns[role][:kept])
@@ -151,7 +177,13 @@ class SourceReader:
 
     def read_extent(self, number: int) -> Rows:
         """All rows of an extent of the index; bad ones where it can't be read."""
-        return self._read_extent(*self.index.extent(number))
+        if self.index.files is None:
+            return self._read_extent(*self.index.extent(number))
+        parts = []
+        for there, first, last in parts_of(self.index, number):
+            rows = self._read_extent(*extent_of(self.index.files, there))
+            parts.append(_rows_between(rows, first, last))
+        return _joined(parts)
 
     def lacking(self) -> dict[str, str]:
         """Fields that transforms look at and no row of the first block has -> what there is, for a person."""
@@ -163,7 +195,8 @@ class SourceReader:
 
     def _instead_of(self, name: str) -> str | None:
         """What the first extent has instead of a field, as the format says of a text; None: it has it."""
-        shard, extent = self.index.extent(0)
+        files = self.index.extents if self.index.files is None else self.index.files
+        shard, extent = extent_of(files, 0)
         path, context = self.index.paths[shard], self._format.context
         other = type(self._format)(replace(context, fields=Fields({"text": (name,)})))
         try:
@@ -214,6 +247,30 @@ class SourceReader:
                 dict.fromkeys(self.fields.raw, empty),
             )
         return rows if self.source.interleaved is None else with_documents(rows, self.source.interleaved)
+
+
+def _rows_between(rows: Rows, first: int, last: int) -> Rows:
+    return Rows(
+        last - first,
+        {role: values[first:last] for role, values in rows.columns.items()},
+        {row - first: error for row, error in rows.bad.items() if first <= row < last},
+        {name: values[first:last] for name, values in rows.raw.items()},
+    )
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Rows one after the other."""
+    starts = np.cumsum([0, *(part.num_rows for part in parts)]).tolist()
+    return Rows(
+        starts[-1],
+        {role: [value for part in parts for value in part.columns[role]] for role in parts[0].columns},
+        {
+            start + row: error
+            for part, start in zip(parts, starts, strict=False)
+            for row, error in part.bad.items()
+        },
+        {name: [value for part in parts for value in part.raw[name]] for name in parts[0].raw},
+    )
 
 
 def _take(values: list[Any], places: NDArray[np.int64]) -> list[Any]:
