@@ -21,7 +21,8 @@ from dataloader_balancers import (
     two_phase_lpt,
 )
 from dataloader_balancers.assign import ORDERED
-from dataloader_balancers.assign.lpt import _exchange, _lpt_rounds, _smallest
+from dataloader_balancers.assign.items import smallest
+from dataloader_balancers.assign.lpt import _exchange, _lpt_rounds
 
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)
 balancers = pytest.mark.parametrize("balancer", BALANCERS.values(), ids=BALANCERS)
@@ -233,7 +234,7 @@ def test_rounds_keep_their_bound(costs, ranks):
 def test_the_smallest_are_chosen_by_index_among_ties(values, data):
     size = data.draw(st.integers(1, len(values)))
     expected = sorted(range(len(values)), key=lambda i: (values[i], i))[:size]
-    assert _smallest(np.array(values, float), size).tolist() == expected
+    assert smallest(np.array(values, float), size).tolist() == expected
 
 
 @given(

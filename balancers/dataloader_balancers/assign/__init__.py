@@ -15,6 +15,8 @@ Every balancer, one a file, has one signature and one contract
 No rank stays empty while there are at least as many items as ranks. Ties go to the lower index, and no sum
 depends on how a processor adds: equal arguments give an equal result on any machine. All but those in ORDERED
 give ranks the same loads whatever the order of the items. Bounds and gaps are in `bounds.py`.
+
+`place` takes what does not fit that signature: phases, hard caps, ranks of unlike speed, memory and counts.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from dataloader_balancers.assign.arrival import arrival
 from dataloader_balancers.assign.items import Balancer
 from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
 from dataloader_balancers.assign.lpt import lpt
+from dataloader_balancers.assign.place import local_search, place
+from dataloader_balancers.assign.ranks import Cap, Ranks
 from dataloader_balancers.assign.snake import snake
 from dataloader_balancers.assign.two_phase import two_phase_lpt
 
 BALANCERS: dict[str, Balancer] = {
     "lpt": lpt,
+    "local_search": local_search,
     "karmarkar_karp": karmarkar_karp,
     "snake": snake,
     "arrival": arrival,
@@ -45,4 +50,4 @@ def assign(name: str, costs: ArrayLike, num_ranks: int, *, per_rank: int | None 
     return BALANCERS[name](costs, num_ranks, per_rank)
 
 
-__all__ = ["BALANCERS", "ORDERED", "Balancer", "assign", "two_phase_lpt"]
+__all__ = ["BALANCERS", "ORDERED", "Balancer", "Cap", "Ranks", "assign", "place", "two_phase_lpt"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers.assign.items import checked, descending, item_charge, unsorted
+
+_T = TypeVar("_T", bound=np.generic)
 
 # Rounds on arrays beat a heap in Python where there are as many items and ranks as this.
 _ROUNDS_FROM_ITEMS, _ROUNDS_FROM_RANKS = 20_000, 1024
@@ -41,50 +44,51 @@ def lpt(costs: ArrayLike, num_ranks: int, per_rank: int | None = None) -> NDArra
 
 def _lpt_heap(values: NDArray[np.float64], num_ranks: int, limit: int) -> NDArray[np.int32]:
     """Ranks of `values`, which descend."""
-    heap = [(0.0, rank) for rank in range(num_ranks)]
-    count = [0] * num_ranks
+    heap = [(0.0, 0, rank) for rank in range(num_ranks)]
     result = []
-    for cost in (values + item_charge(values)).tolist():
-        load, rank = heap[0]
+    for cost in values.tolist():
+        load, count, rank = heap[0]
         result.append(rank)
-        count[rank] += 1
-        if count[rank] < limit:
-            heapq.heapreplace(heap, (load + cost, rank))
+        if count + 1 < limit:
+            heapq.heapreplace(heap, (load + cost, count + 1, rank))
         else:
             heapq.heappop(heap)
     return np.array(result, np.int32)
 
 
 def _lpt_rounds(values: NDArray[np.float64], num_ranks: int, limit: int) -> NDArray[np.int32]:
-    """The same, R/8 at a time."""
-    load = np.zeros(num_ranks)
+    """The same, R/8 at a time. Ranks stay sorted by load: merging a round's back in is cheaper than searching
+    all for the cheapest.
+    """
+    load, rank = np.zeros(num_ranks), np.arange(num_ranks, dtype=np.int32)
     count = np.zeros(num_ranks, np.int64)
     result = np.empty(len(values), np.int32)
-    charge = item_charge(values)
+    charged = values + item_charge(values)
     start = 0
     while start < len(values):
-        taking = count < limit
-        size = min(num_ranks // 8, len(values) - start, int(np.count_nonzero(taking)))
-        cheapest = _smallest(np.where(taking, load, np.inf), size)
-        chunk = slice(start, start + size)
-        result[chunk] = cheapest
-        load[cheapest] += values[chunk] + charge
-        count[cheapest] += 1
+        size = min(num_ranks // 8, len(values) - start, len(rank))
+        chosen, after = rank[:size], load[:size] + charged[start : start + size]
+        result[start : start + size] = chosen
+        count[chosen] += 1
+        stays = count[chosen] < limit
+        order = np.argsort(after[stays], kind="stable")
+        after, chosen = after[stays][order], chosen[stays][order]
+        place = np.searchsorted(load[size:], after, side="right") + np.arange(len(after))
+        others = np.ones(len(load) - size + len(after), bool)
+        others[place] = False
+        load, rank = _merged(load[size:], after, place, others), _merged(rank[size:], chosen, place, others)
         start += size
     return result
 
 
-def _smallest(values: NDArray[np.float64], size: int) -> NDArray[np.int64]:
-    """Indices of the `size` smallest, ascending, ties by index.
-
-    `argpartition` alone picks other ones among ties on processors with other vector instructions.
-    """
-    border = np.partition(values, size - 1)[size - 1]
-    found = np.flatnonzero(values <= border)
-    if len(found) > size:
-        tied = np.flatnonzero(values[found] == border)
-        found = np.delete(found, tied[size - len(found) :])
-    return found[np.argsort(values[found], kind="stable")]
+def _merged(
+    old: NDArray[_T], new: NDArray[_T], place: NDArray[np.int64], others: NDArray[np.bool_]
+) -> NDArray[_T]:
+    """`new` at `place` and `old` at `others` of one array."""
+    result = np.empty(len(others), old.dtype)
+    result[place] = new
+    result[others] = old
+    return result
 
 
 def _swap(values: NDArray[np.float64], rank: NDArray[np.int32], num_ranks: int) -> None:

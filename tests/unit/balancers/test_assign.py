@@ -113,5 +113,5 @@ def test_impossible_phases_are_named(arguments, found):
 
 
 def test_an_unknown_name_is_answered_with_the_known():
-    with pytest.raises(ValueError, match=r"'ltp'; known: lpt, karmarkar_karp, snake, arrival"):
+    with pytest.raises(ValueError, match=r"'ltp'; known: lpt, local_search, karmarkar_karp, snake, arrival"):
         assign("ltp", [1.0], 1)

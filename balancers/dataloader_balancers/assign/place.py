@@ -1,0 +1,107 @@
+"""Placement of anything: several phases at once, hard caps, ranks of unlike speed, memory and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dataloader_balancers.assign.descent import NEAR, STEPS, descend
+from dataloader_balancers.assign.greedy import best_fit, greedy
+from dataloader_balancers.assign.items import checked
+from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
+from dataloader_balancers.assign.lpt import lpt
+from dataloader_balancers.assign.ranks import Cap, Ints, Ranks, Task, task
+
+_DIFFERENCING_UP_TO = 20_000  # items; and no more than so many ranks
+_DIFFERENCING_RANKS = 512
+_FIT_UP_TO = 4_000_000  # items times ranks for which a tight fit is tried
+
+
+def place(
+    costs: ArrayLike, ranks: int | Ranks, caps: Sequence[Cap] = (), *, steps: int = STEPS
+) -> NDArray[np.int32]:
+    """int32 (n,): the rank of each item, so that the sum over phases of the dearest rank's time is small; -1
+    where it waits, because no rank has room for it beside those placed.
+
+    costs  float (n,), or (phases, n) for phases that run one after the other (encoder, language model): ranks
+           meet after each. All in one unit of time. The first phase is the one to spare where both can't be.
+    ranks  how many, or `Ranks` with speeds and counts
+    caps   held without exception
+    steps  most tries of the search; 0: the greedy start alone
+
+    Starts: longest processing time first by the worst phase, the same by the first phase alone, and with one
+    phase and like ranks largest differencing; if caps leave something out, also best fit. From each a
+    descent (`descent.py`), and the best of the results. Items go by falling cost, ties by index: an equal
+    problem has an equal result. Heuristic: with one phase at most as dear as `lpt`; near n log n for one, n
+    times R up to 2 million pairs and in rounds beyond. An impossible problem is a ValueError.
+    """
+    given = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+    problem = task(costs, given, caps)
+    order = problem.ordered()
+    result = np.empty(problem.num_items, np.int32)
+    result[order] = solve(problem.take(order), steps)
+    return result
+
+
+def local_search(costs: ArrayLike, num_ranks: int, per_rank: int | None = None) -> NDArray[np.int32]:
+    """The better of `lpt` and `karmarkar_karp`, then moves and exchanges between the dearest rank and others
+    while they help. Never dearer than either. Heuristic: within 2 % of the optimum on small instances.
+    """
+    values = checked(costs, num_ranks, per_rank)
+    return place(values, Ranks(num_ranks, per_rank=per_rank))
+
+
+def solve(problem: Task, steps: int = STEPS) -> Ints:
+    """`place` for a task in `ordered()`."""
+    best: tuple[tuple[int, float], Ints] | None = None
+    for rank in _starts(problem):
+        found = descend(problem, rank, steps)
+        if np.any(found < 0):  # an exchange may have made room
+            found = greedy(problem, found)
+        loads = problem.loads(found)
+        score = (int(np.count_nonzero(found < 0)), float(loads.max(axis=1).sum()))
+        if best is None or score < best[0]:
+            best = score, found
+        if score[0] == 0 and np.all(loads.max(axis=1) <= problem.floors * (1 + NEAR)):
+            break
+    assert best is not None
+    return best[1]
+
+
+def _starts(problem: Task) -> Iterator[Ints]:
+    """One after the other, as long as the last was not good enough."""
+    items, ranks = problem.num_items, problem.num_ranks
+    if _is_plain(problem):
+        limit = int(problem.limits[0, 0])
+        per_rank = limit if limit < items else None
+        yield lpt(problem.costs[0], ranks, per_rank).astype(np.int64)
+        if items <= _DIFFERENCING_UP_TO and ranks <= _DIFFERENCING_RANKS:
+            yield karmarkar_karp(problem.costs[0], ranks, per_rank).astype(np.int64)
+        return
+    first = greedy(problem)
+    yield first
+    if np.any(first < 0) and items * ranks <= _FIT_UP_TO:
+        yield best_fit(problem)
+    if len(problem.costs) > 1:
+        alone = Task(
+            problem.costs[:1],
+            problem.slow[:1],
+            problem.weights,
+            problem.limits,
+            problem.means[:1],
+            problem.floors[:1],
+        )
+        order = alone.ordered()
+        rank = np.empty(items, np.int64)
+        rank[order] = greedy(alone.take(order))
+        yield rank
+
+
+def _is_plain(problem: Task) -> bool:
+    """One phase, ranks all alike, no cap but on counts, which all items keep."""
+    limit = problem.limits[0]
+    alike = bool(np.all(problem.slow == problem.slow[0, 0])) and bool(np.all(limit == limit[0]))
+    full = problem.num_items <= limit[0] * problem.num_ranks
+    return len(problem.costs) == 1 and len(problem.weights) == 1 and alike and bool(full)
