@@ -182,9 +182,13 @@ def _caps(what: str, values: Floats, weights: Floats, cap: ArrayLike, pace: Floa
     forced = np.maximum(0.0, total - (room - caps))  # on each rank, as the others hold no more
     # The least that so much weight can cost: the cheapest for their weight first, the last one in part.
     some = np.flatnonzero(weights > 0)
-    some = some[np.argsort(values[some] / weights[some], kind="stable")]
-    held = np.append(0.0, np.cumsum(weights[some]))
-    paid = np.append(0.0, np.cumsum(values[some]))
+    if len(some) and weights.min() == weights[wide]:  # counts: the cheapest are the cheapest for their weight
+        held = np.arange(len(some) + 1) * weights[wide]
+        paid = np.append(0.0, np.cumsum(np.sort(values)))
+    else:
+        some = some[np.argsort(values[some] / weights[some], kind="stable")]
+        held = np.append(0.0, np.cumsum(weights[some]))
+        paid = np.append(0.0, np.cumsum(values[some]))
     dearest = int(np.argmax(values))
     beside = np.interp(np.maximum(0.0, forced - weights[dearest]), held, paid)
     moves = pace > 0

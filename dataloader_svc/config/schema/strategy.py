@@ -41,8 +41,10 @@ class Strategy(Model):
     pack: str = Field(default="best_fit", description="A packer of dataloader_balancers.PACKERS.")
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(default="lpt", description="A balancer of dataloader_balancers.BALANCERS.")
-    context_parallel: Literal["per_document", "per_sequence"] = Field(
-        default="per_document", description="What the zig-zag cut over cp ranks runs through."
+    context_parallel: Literal["per_document", "per_sequence", "cheaper"] = Field(
+        default="per_document",
+        description="What the zig-zag cut over cp ranks runs through: each document, the whole sequence, or "
+        "of each sequence whichever is predicted to be faster.",
     )
     overdraw: float = Field(
         default=0.02,

@@ -72,6 +72,12 @@ def test_many_short_documents_are_cut_by_sequence():
     assert by_document.dearest <= cut_load(np.arange(0, 8193, 128), chosen.parts, COST, ideal).dearest
 
 
+def test_the_name_for_configurations_chooses_alike():
+    for bounds in ([0, 60_000, 65_536], np.arange(0, 8193, 128)):
+        chosen = choose_cut(bounds, 8, COST)
+        assert all(map(np.array_equal, CUTS["cheaper"](bounds, 8), chosen.parts))
+
+
 def test_dear_launches_turn_the_choice():
     bounds = [0, 3000, 5000, 8192]
     assert choose_cut(bounds, 4, COST, Kernel(tile=1)).name == "per_document"
@@ -88,7 +94,7 @@ def test_a_sequence_that_does_not_divide_is_cut_by_document():
 
 def test_one_cut_can_be_asked_for():
     assert choose_cut([0, 60_000, 65_536], 8, COST, name="per_sequence").name == "per_sequence"
-    with pytest.raises(ValueError, match="'zigzag'; known: per_document, per_sequence"):
+    with pytest.raises(ValueError, match="'zigzag'; known: per_document, per_sequence, cheaper"):
         choose_cut([0, 8], 2, COST, name="zigzag")
 
 

@@ -108,7 +108,7 @@ def test_json_of_one_rank() -> None:
     llm = value["imbalance"]["llm"]
     assert llm["placed"] == pytest.approx(140 / 137.5)
     assert llm["arrival"] == pytest.approx(150 / 137.5)
-    assert llm["floor"] == 1.0
+    assert llm["floor"] == pytest.approx(140 / 137.5)  # no placement of these four is more even
     assert value["notes"] == ["pics: gone"]
 
 
