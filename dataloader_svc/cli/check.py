@@ -20,11 +20,12 @@ from dataloader_svc.cli.output import (
     progress_bars,
     table,
 )
-from dataloader_svc.cli.preflight import Preflight, preflight
+from dataloader_svc.cli.preflight import Preflight, decision_of, preflight
 from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey, tokens_per_step
 from dataloader_svc.config.cross import smallest_picture
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import Reason
+from dataloader_svc.loader.agreement import Decision
 
 Reports = Mapping[str, SourceReport]
 
@@ -63,11 +64,12 @@ def command(config: Path, rows: int, *, deep: bool, show_all: bool, as_json: boo
         raise click.UsageError("--all is for a folder")
     with preflight(config) as found:
         reports, wrong = _survey_all(found, None if deep else rows)
-    problems = [*found.problems, *wrong]
+        problems = [*found.problems, *wrong]
+        tokenizer = None if wrong else decision_of(found)
     if as_json:
-        _print_json(found.loaded, reports, problems)
+        _print_json(found.loaded, reports, problems, tokenizer)
     else:
-        _print_text(console(), found.loaded, reports, problems, deep=deep)
+        _print_text(console(), found.loaded, reports, problems, tokenizer, deep=deep)
     return 1 if problems else 0
 
 
@@ -132,7 +134,9 @@ def _judge(loaded: LoadedConfig, report: SourceReport) -> Iterator[str]:
         yield loaded.problem((*place, "too_long"), f"error, and {message}: the job would stop")
 
 
-def _print_json(loaded: LoadedConfig | None, reports: Reports, problems: list[str]) -> None:
+def _print_json(
+    loaded: LoadedConfig | None, reports: Reports, problems: list[str], tokenizer: Decision | None
+) -> None:
     sources = {name: report.as_json() for name, report in reports.items()}
     if loaded is not None:
         for number, entry in enumerate(loaded.config.mixture.schedule):
@@ -140,11 +144,20 @@ def _print_json(loaded: LoadedConfig | None, reports: Reports, problems: list[st
                 last = steps if math.isfinite(steps) else None
                 values = {"step": entry.step, "share": share, "steps_per_epoch": last}
                 sources[name].setdefault("mixture", []).append(values)
-    print_json({"ok": not problems, "sources": sources, "problems": problems})
+    decided = None if tokenizer is None else tokenizer._asdict()
+    notes = [] if loaded is None else list(_job_notes(loaded, reports))
+    found = {"sources": sources, "tokenizer": decided, "notes": notes, "problems": problems}
+    print_json({"ok": not problems, **found})
 
 
 def _print_text(
-    out: Console, loaded: LoadedConfig | None, reports: Reports, problems: list[str], *, deep: bool
+    out: Console,
+    loaded: LoadedConfig | None,
+    reports: Reports,
+    problems: list[str],
+    tokenizer: Decision | None,
+    *,
+    deep: bool,
 ) -> None:
     if loaded is not None and reports:
         out.print(table("", _FOUND, [_found_row(report) for report in reports.values()]))
@@ -163,6 +176,10 @@ def _print_text(
     for report in reports.values():
         for note in _notes(report, deep=deep):
             out.print(f"note: {report.name}: {note}", markup=False, soft_wrap=True)
+    for note in () if loaded is None else _job_notes(loaded, reports):
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+    if tokenizer is not None:
+        out.print(f"\ntokenizer: {tokenizer.library}: {tokenizer.why}", markup=False)
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     out.print(f"\n{count}:" if problems else "\nno problems")
     for line in problems:
@@ -216,6 +233,23 @@ def short(number: float) -> str:
     value = number / 1000**power
     digits = 0 if value >= 99.95 else 1 if value >= 9.995 or not power else 2
     return f"{value:.{digits}f}{' kMG'[power].strip()}"
+
+
+def _job_notes(loaded: LoadedConfig, reports: Reports) -> Iterator[str]:
+    """What concerns several sources together."""
+    sizes = {name: report.expanded_bytes for name, report in reports.items() if report.expanded_bytes}
+    total, most = sum(sizes.values()), loaded.config.storage.scratch_bytes
+    if total > most:
+        each = ", ".join(f"{name} {_gib(size)}" for name, size in sizes.items())
+        yield (
+            f"storage: what is compressed expands to {_gib(total)} ({each}), and scratch_bytes is "
+            f"{_gib(most)}: files will be expanded again and again while they are read; raise it, or store "
+            "them uncompressed or as parquet"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
 
 
 def _notes(report: SourceReport, *, deep: bool) -> Iterator[str]:

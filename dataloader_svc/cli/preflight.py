@@ -17,7 +17,7 @@ from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigProblems, DataloaderError
-from dataloader_svc.loader.agreement import decide_backend
+from dataloader_svc.loader.agreement import Decision, decide_backend
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.media.workers import WorkerPool
 from dataloader_svc.sources.base import SOURCES
@@ -61,20 +61,28 @@ def load_checked(path: Path) -> LoadedConfig:
     readers, problems = _index(found.loaded)
     if problems:
         raise ConfigProblems(problems)
+    decision = _decision(found, found.loaded, readers)
+    config = found.loaded.config.model_copy(update={"tokenizer_backend": decision.library})
+    return replace(found.loaded, config=config)  # so that every process of the job uses the same one
+
+
+def decision_of(found: Preflight) -> Decision | None:
+    """Which library would tokenize the job, and why; None where something else has to be mended first."""
+    if found.problems or found.loaded is None:
+        return None
+    readers, problems = _index(found.loaded)
+    return None if problems else _decision(found, found.loaded, readers)
+
+
+def _decision(found: Preflight, loaded: LoadedConfig, readers: Mapping[str, SourceReader]) -> Decision:
     tokenizer = next(iter(found.rules.values())).tokenizer
-    return _decided(found.loaded, tokenizer, readers)
-
-
-def _decided(loaded: LoadedConfig, tokenizer: Tokenizer, readers: Mapping[str, SourceReader]) -> LoadedConfig:
-    """With the tokenizer's library named, so that every process of the job uses the same one."""
     config = loaded.config
     if config.tokenizer_backend != "auto":
-        return loaded
+        return Decision(config.tokenizer_backend, tokenizer.why)
     with progress_bars() as progress:
         bar = progress.add_task("comparing tokenizers", total=len(readers))
         cache = loaded.base_dir / config.index_cache
-        backend = decide_backend(tokenizer, readers, cache, lambda _: progress.advance(bar))
-    return replace(loaded, config=config.model_copy(update={"tokenizer_backend": backend}))
+        return decide_backend(tokenizer, readers, cache, lambda _: progress.advance(bar))
 
 
 def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:

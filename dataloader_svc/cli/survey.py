@@ -22,7 +22,7 @@ from dataloader_svc.loader.read import HeldBlock, read_block
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.undecodable import undecodable
 from dataloader_svc.sample import BadRow, BlockId
-from dataloader_svc.sources.index import BadShard
+from dataloader_svc.sources.index import BadShard, SourceIndex
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
 
@@ -44,6 +44,7 @@ class SourceReport:
     filtered     rows that the source's transforms leave out
     lacking      fields that those look at and no row has -> what there is
     too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
+    expanded_bytes   of the plain copies of its compressed shards
     """
 
     name: str
@@ -62,6 +63,7 @@ class SourceReport:
     media: int = 0
     media_too_long: int = 0
     warnings: list[str] = field(default_factory=list)
+    expanded_bytes: int = 0
 
     @property
     def good(self) -> int:
@@ -135,6 +137,7 @@ class SourceReport:
             "media": self.media,
             "media_too_long": self.media_too_long,
             "warnings": self.warnings,
+            "expanded_bytes": self.expanded_bytes,
         }
 
 
@@ -155,6 +158,7 @@ def survey(
     report = SourceReport(name, source.format)
     problems: list[str] = []
     bar = progress.add_task(f"indexing {name}", total=None)
+    storage = Storage.of(loaded.config, loaded.base_dir)
     try:
         reader = SourceReader(
             name,
@@ -163,7 +167,7 @@ def survey(
             loaded.base_dir / loaded.config.index_cache,
             loaded.config.seed,
             lambda done, total: progress.update(bar, completed=done, total=total),
-            storage=Storage.of(loaded.config, loaded.base_dir),
+            storage=storage,
         )
         report.shards, report.rows = len(reader.index.paths), reader.num_rows
         report.bad_shards = reader.index.bad_shards
@@ -171,6 +175,7 @@ def survey(
         problems += [loaded.problem(("sources", name, "path"), reason) for reason in unusable]
         report.warnings += [text for text in reader.index.warnings if not text.startswith("unusable shard")]
         report.lacking = reader.lacking()
+        report.expanded_bytes = _expanded_bytes(reader.index, storage)
         wanted = report.rows if rows is None else min(rows, report.rows)
         for held in _blocks(reader, rule, wanted, pool) if rule is not None else ():
             _count(report, held, loaded.config.sequence_length)
@@ -183,6 +188,14 @@ def survey(
     finally:
         progress.remove_task(bar)
     return report, problems
+
+
+def _expanded_bytes(index: SourceIndex, storage: Storage) -> int:
+    """Of the shards that are compressed: where extents lie behind the end of a file, it may be one."""
+    ends = np.zeros(len(index.paths), np.int64)
+    np.maximum.at(ends, index.extents.shard, index.extents.offset + index.extents.length)
+    larger = np.flatnonzero(ends > index.sizes).tolist()
+    return sum(int(ends[shard]) for shard in larger if storage.is_compressed(index.paths[shard]))
 
 
 def _blocks(reader: SourceReader, rule: SampleRule, rows: int, pool: Executor) -> Iterator[HeldBlock]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataloader_svc.sources.fields import NUMBERS
 from dataloader_svc.sources.reader import SourceReader
@@ -36,19 +36,26 @@ _CHARACTERS = 2**18
 _THREADS = 2
 
 
+class Decision(NamedTuple):
+    """The library for a whole job, and why that one, in words that go on behind its name."""
+
+    library: str
+    why: str
+
+
 def decide_backend(
     tokenizer: Tokenizer,
     readers: Mapping[str, SourceReader],
     cache: Path,
     progress: Callable[[str], None] = lambda name: None,  # noqa: ARG005
-) -> str:
+) -> Decision:
     """The library that tokenizes all of `readers`: the tokenizer's own choice, or else its reference.
 
     The one log line of a fall-back names the first source that differs, in the configuration's order.
     Called with each name as it is done: `progress`, from this thread.
     """
     if tokenizer.is_reference:
-        return tokenizer.backend_used
+        return Decision(tokenizer.backend_used, tokenizer.why)
     with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(lambda reader: _source_problem(tokenizer, reader, cache), readers.values())
         for name, problem in zip(readers, found, strict=True):
@@ -63,8 +70,9 @@ def decide_backend(
                     name,
                     problem,
                 )
-                return tokenizer.library
-    return tokenizer.backend_used
+                why = f"not {tokenizer.backend_used}: on the first block of {name} {problem}"
+                return Decision(tokenizer.library, why)
+    return Decision(tokenizer.backend_used, f"{tokenizer.why} and on the first block of every source")
 
 
 def _source_problem(tokenizer: Tokenizer, reader: SourceReader, cache: Path) -> str | None:

@@ -153,6 +153,15 @@ class Storage:
                 raise _unreadable(path, error) from error
         return _exactly(path, data, offset, length)
 
+    def is_compressed(self, path: str) -> bool:
+        """Whether it is read from a plain copy; by its first bytes."""
+        return self._compression_of(path) is not None
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Most bytes of plain copies that are kept."""
+        return self._scratch.limit
+
     def join(self, folder: str, path: str) -> str:
         """`path` as named by a row: below `folder`, unless it is absolute or has a scheme itself."""
         if not self.is_local(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -330,3 +331,48 @@ def line_of(config: Path, keys: tuple[str, ...]) -> int:
             break
         at = found
     return max(at, 0) + 1
+
+
+def test_the_tokenizer_that_a_job_would_use_and_why(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.yaml", job_values(data))
+    decided = json.loads(run_cli("check", config, "--json").stdout)["tokenizer"]
+    assert decided["library"] == "fastokens"
+    assert decided["why"].startswith("its ids are those of tokenizers on ")
+    assert decided["why"].endswith(" hard strings and on the first block of every source")
+    assert f"tokenizer: fastokens: {decided['why']}" in run_cli("check", config).stdout.splitlines()
+
+    named = write_config(tmp_path / "named.yaml", job_values(data, tokenizer_backend="tokenizers"))
+    assert "tokenizer: tokenizers: as tokenizer_backend says" in run_cli("check", named).stdout.splitlines()
+
+    # Nothing is decided before the sources can be opened.
+    broken = job_values(data)
+    broken["sources"]["notes"]["path"] = "nowhere.jsonl"
+    done = run_cli("check", write_config(tmp_path / "broken.yaml", broken), "--json")
+    assert json.loads(done.stdout)["tokenizer"] is None
+
+
+def test_sources_that_expand_to_more_than_is_kept(data: Path, tmp_path: Path) -> None:
+    plain = b"".join(path.read_bytes() for path in sorted((data / "notes").glob("*.jsonl")))
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(plain))
+    values = job_values(data)
+    notes = values["sources"]["notes"]
+    del values["index_cache"]
+    values["sources"] = {
+        name: {**notes, "path": f"{tmp_path}/{name}.jsonl.gz"} for name in ("one", "two")
+    } | {"plain": notes}
+    values["mixture"] = {"schedule": [{"step": 0, "one": 1, "two": 1, "plain": 1}]}
+    fits = {"scratch": str(tmp_path / "scratch"), "scratch_bytes": 2 * len(plain)}
+    found = json.loads(
+        run_cli("check", write_config(tmp_path / "fits.yaml", values | {"storage": fits}), "--json").stdout
+    )
+    expanded = {name: source["expanded_bytes"] for name, source in found["sources"].items()}
+    assert expanded == {"one": len(plain), "two": len(plain), "plain": 0}
+    assert found["notes"] == []
+
+    small = fits | {"scratch_bytes": 2 * len(plain) - 1}
+    done = run_cli("check", write_config(tmp_path / "small.yaml", values | {"storage": small}))
+    assert done.returncode == 0, done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("note: storage: ")]
+    assert "files will be expanded again and again while they are read" in line
+    assert re.search(r"\(one \S+ GiB, two \S+ GiB\)", line)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dataloader_svc.config.schema import TokenizerBackend
 from dataloader_svc.errors import ConfigError
@@ -19,13 +20,21 @@ log = logging.getLogger(__name__)
 FAST = "fastokens"
 
 
-def choose(file: TokenizerFile, backend: TokenizerBackend) -> tuple[str, Encoders]:
+class Choice(NamedTuple):
+    """library: its name. encoders: of it. why: it and no other, in words that go on behind its name."""
+
+    library: str
+    encoders: Encoders
+    why: str
+
+
+def choose(file: TokenizerFile, backend: TokenizerBackend) -> Choice:
     """The library to use and what encodes. The one log line of a fall-back says why.
 
     Raises ConfigError where a library is asked for by name that can't serve this file.
     """
     if backend == file.library:
-        return file.library, file.reference
+        return Choice(file.library, file.reference, "as tokenizer_backend says")
     if backend not in ("auto", FAST):
         raise ConfigError(
             f"tokenizer {file.name}: is read by {file.library}, not by {backend}; set tokenizer_backend: "
@@ -33,7 +42,7 @@ def choose(file: TokenizerFile, backend: TokenizerBackend) -> tuple[str, Encoder
         )
     if file.fast is None:
         if backend == "auto":
-            return file.library, file.reference
+            return Choice(file.library, file.reference, f"nothing faster reads {file.name}")
         problem: str | None = f"it does not read what {file.library} reads"
     else:
         try:
@@ -42,7 +51,8 @@ def choose(file: TokenizerFile, backend: TokenizerBackend) -> tuple[str, Encoder
         except Exception as error:  # whatever keeps it from loading or encoding: the reference serves
             problem = f"it can't load it: {type(error).__name__}: {error}"
         if problem is None:
-            return FAST, fast
+            why = f"its ids are those of {file.library} on {len(HARD_STRINGS)} hard strings"
+            return Choice(FAST, fast, why if backend == "auto" else "as tokenizer_backend says")
     if backend == FAST:
         raise ConfigError(
             f"tokenizer {file.name}: fastokens can't be used: {problem}; set tokenizer_backend: auto or "
@@ -51,7 +61,7 @@ def choose(file: TokenizerFile, backend: TokenizerBackend) -> tuple[str, Encoder
     log.warning(
         "tokenizer %s: using %s, not fastokens (some 100 times slower): %s", file.name, file.library, problem
     )
-    return file.library, file.reference
+    return Choice(file.library, file.reference, f"not fastokens: {problem}")
 
 
 def _compare(fast: Encoders, file: TokenizerFile) -> str | None:

@@ -41,6 +41,7 @@ class Tokenizer:
     control        word -> id of each control token
     library        the reference: the library that defines what the file's ids are
     backend_used   the library that encodes: the reference, or fastokens
+    why            that one, for a person
     digest         of the file and the library: what ids depend on
     settings       tokenizer_config.json and its neighbours, or {}
     prefix         where the reference puts a space in front of a text that has none
@@ -49,6 +50,7 @@ class Tokenizer:
     name: str
     library: str
     backend_used: str
+    why: str
     digest: str
     control: Mapping[str, int]
     settings: Mapping[str, Any]
@@ -71,12 +73,13 @@ class Tokenizer:
         Raises ConfigError where there is no such file, it is no tokenizer, or `backend` can't serve it.
         """
         file = load_file(Path(path), options or TokenizerOptions())
-        used, encoders = choose(file, backend)
+        used, encoders, why = choose(file, backend)
         digest = hashlib.blake2b(file.content + used.encode(), digest_size=16).hexdigest()
         return cls(
             name=file.name,
             library=file.library,
             backend_used=used,
+            why=why,
             digest=digest,
             control=file.control,
             settings=file.settings,

@@ -13,6 +13,7 @@ from dataloader_svc.cli import preflight
 from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.config.digest import compare, config_hash, made_plans, read_digest
 from dataloader_svc.config.load import load_config
+from dataloader_svc.loader.agreement import Decision
 from dataloader_svc.testing.tokenizer import make_tokenizer
 
 
@@ -49,7 +50,7 @@ def test_another_decision_is_another_job_and_says_which_field(
 ) -> None:
     path = job(tmp_path)
     before = load_checked(path)
-    monkeypatch.setattr(preflight, "decide_backend", lambda *_: "tokenizers")
+    monkeypatch.setattr(preflight, "decide_backend", lambda *_: Decision("tokenizers", "so"))
     after = load_checked(path)
     digests = [read_digest(loaded.config, tmp_path) for loaded in (before, after)]
     assert compare(*digests) == ["tokenizer_backend"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,11 @@ def readers(config: Config, folder: Path) -> dict[str, SourceReader]:
 def test_they_agree(config: Config, folder: Path, tokenizer: Tokenizer, caplog: Any) -> None:
     told: list[str] = []
     same, encoder = fast(tokenizer)
-    assert decide_backend(same, readers(config, folder), folder / "index", told.append) == "fastokens"
+    library, why = decide_backend(same, readers(config, folder), folder / "index", told.append)
+    assert library == "fastokens"
+    assert re.fullmatch(
+        r"its ids are those of tokenizers on \d+ hard strings and on the first block of every source", why
+    )
     assert told == ["web", "captions"]
     assert encoder.seen > 2
     assert not caplog.records
@@ -61,12 +66,14 @@ def test_a_source_that_differs_decides_for_all(
 ) -> None:
     wrong, _ = fast(tokenizer, "three")  # in captions alone
     with caplog.at_level(logging.WARNING):
-        assert decide_backend(wrong, readers(config, folder), folder / "index") == "tokenizers"
+        library, why = decide_backend(wrong, readers(config, folder), folder / "index")
+    assert library == "tokenizers"
+    assert why.startswith("not fastokens: on the first block of captions its ids differ for 'two of three")
     (record,) = caplog.records
     assert "on the first block of captions its ids differ for 'two of three" in record.getMessage()
     # The same from what was kept, by whoever starts the job next.
     again, encoder = fast(tokenizer, "three")
-    assert decide_backend(again, readers(config, folder), folder / "index") == "tokenizers"
+    assert decide_backend(again, readers(config, folder), folder / "index") == (library, why)
     assert encoder.seen == 0
 
 
@@ -88,13 +95,14 @@ def test_what_was_found_is_kept_by_what_it_depends_on(
     for file in cache.glob("*.agreement"):
         file.write_text("{torn")
     torn, encoder = fast(tokenizer)
-    assert decide_backend(torn, readers(config, folder), cache) == "fastokens"
+    assert decide_backend(torn, readers(config, folder), cache).library == "fastokens"
     assert encoder.seen > 1
 
 
 def test_the_reference_is_not_compared_with_itself(config: Config, folder: Path) -> None:
     tokenizer = Tokenizer.load(folder / "tokenizer", "tokenizers")
-    assert decide_backend(tokenizer, readers(config, folder), folder / "index") == "tokenizers"
+    found = decide_backend(tokenizer, readers(config, folder), folder / "index")
+    assert found == ("tokenizers", "as tokenizer_backend says")
     assert not list((folder / "index").glob("*.agreement"))
 
 
