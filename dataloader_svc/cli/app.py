@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Batches, tokens and bytes a second, and who waited for whom.",
     "audit": "Run steps on several meshes in real processes and prove the contracts.",
     "quarantine": "Samples that could not be used: list them by reason, export them.",
+    "state": "Show, compare and change the state that a checkpoint holds.",
     "incidents": "Documents that two tokenizers encode differently.",
 }
 
