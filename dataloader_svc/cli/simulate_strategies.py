@@ -24,6 +24,7 @@ from dataloader_balancers import (
     simulate_step,
     two_phase_lpt,
 )
+from dataloader_balancers.assign import Ranks, place
 from dataloader_svc.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -98,6 +99,7 @@ def strategies() -> dict[str, Strategy]:
         "tokens": _tokens,
         **by_cost,
         "two_phase": _two_phase,
+        "place": _place,
         "two_placements": _two_placements,
         "cut": _cut,
     }
@@ -106,9 +108,10 @@ def strategies() -> dict[str, Strategy]:
 MEANINGS = {
     "arrival": "item i on rank i mod dp, as a DistributedSampler has it",
     "tokens": "as many tokens on all ranks, longest first",
-    "two_phase": "one placement, LLM and encoder at once",
+    "two_phase": "one placement, LLM and encoder at once, greedily",
+    "place": "the same, then a search",
     "two_placements": "pictures may be encoded on another rank than their tokens",
-    "cut": "two_phase, items dearer than an equal share cut over as many ranks as bring them there",
+    "cut": "place, items dearer than an equal share cut over as many ranks as bring them there",
 }
 
 
@@ -135,6 +138,10 @@ def _two_phase(work: Work, ranks: int, per_rank: int | None) -> Placed:
     return _both(work, two_phase_lpt(work.llm, work.encoder, ranks, per_rank))
 
 
+def _place(work: Work, ranks: int, per_rank: int | None) -> Placed:
+    return _both(work, place(np.stack([work.encoder, work.llm]), Ranks(ranks, per_rank=per_rank)))
+
+
 def _two_placements(work: Work, ranks: int, per_rank: int | None) -> Placed:
     return Placed(
         work.llm,
@@ -155,7 +162,7 @@ def _cut(work: Work, ranks: int, per_rank: int | None) -> Placed:  # noqa: ARG00
         if mean > 0:
             parts = np.clip(np.ceil(work.llm / (share * mean) - 1e-9), 1, ranks).astype(np.int64)
         llm, encoder = (np.repeat(costs / parts, parts) for costs in (work.llm, work.encoder))
-        rank = two_phase_lpt(llm, encoder, ranks)
+        rank = place(np.stack([encoder, llm]), ranks)
         worst = max(imbalance(loads(costs, rank, ranks)) for costs in (llm, encoder))
         if best is None or worst < best[0] - _CUT_GAIN:
             best = worst, Placed(llm, encoder, rank, rank)

@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataloader_balancers import BALANCERS, floor, gap, imbalance, loads, pipeline, two_phase_lpt
+from dataloader_balancers.assign import Ranks, place
 from dataloader_svc.cli.simulate_files import numbers, read_columns, words
 from dataloader_svc.cli.simulate_strategies import turns
 from dataloader_svc.errors import SourceError
@@ -160,7 +161,10 @@ def trace_strategies() -> dict[str, Callable[[Floats, int, int], NDArray[np.int3
     def two_stages(costs: Floats, ranks: int, per_rank: int) -> NDArray[np.int32]:
         return two_phase_lpt(costs[:, 0], costs[:, -1], ranks, per_rank)
 
-    return {**known, "two_phase": two_stages}
+    def searched(costs: Floats, ranks: int, per_rank: int) -> NDArray[np.int32]:
+        return place(costs.T, Ranks(ranks, per_rank=per_rank))
+
+    return {**known, "two_phase": two_stages, "place": searched}
 
 
 def unequal_stages(trace: Trace) -> float:
