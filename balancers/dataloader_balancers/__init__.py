@@ -4,7 +4,7 @@ PACKERS   name -> pieces into sequences      (`pack.py`)
 BALANCERS name -> work onto ranks            (`assign.py`)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
-A number of ranks for each sequence: `hybrid.py`. Costs are in `cost.py`, lower bounds in `bounds.py`,
+A number of ranks for each sequence: `hybrid.py`. Costs are in `cost/`, lower bounds in `bounds.py`,
 what helps where they bind in `remedies.py`, what a step
 would take in `simulate.py`; docs/balancing.md says what each is for.
 """
@@ -22,7 +22,17 @@ from dataloader_balancers.bounds import (
     step_floor,
 )
 from dataloader_balancers.context_parallel import CUTS
-from dataloader_balancers.cost import EncoderCost, LlmCost, segment_sum, sequence_cost
+from dataloader_balancers.cost import (
+    AudioCost,
+    CostFunctionError,
+    CostModel,
+    EncoderCost,
+    FunctionCost,
+    LlmCost,
+    ModelShape,
+    segment_sum,
+    sequence_cost,
+)
 from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
 from dataloader_balancers.hybrid import HybridPlan, hybrid
 from dataloader_balancers.pack import PACKERS, Limit, pack_all
@@ -33,15 +43,20 @@ __all__ = [
     "BALANCERS",
     "CUTS",
     "PACKERS",
+    "AudioCost",
     "ChosenCut",
+    "CostFunctionError",
+    "CostModel",
     "CutLoad",
     "EncoderCost",
     "Floor",
+    "FunctionCost",
     "HybridPlan",
     "Judged",
     "Kernel",
     "Limit",
     "LlmCost",
+    "ModelShape",
     "PipelineRun",
     "Remedy",
     "StepFloor",

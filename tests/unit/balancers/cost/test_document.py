@@ -1,23 +1,44 @@
 import numpy as np
 import pytest
 
-from dataloader_balancers import EncoderCost, LlmCost, segment_sum, sequence_cost
-from dataloader_balancers.cost import PRESETS
+from dataloader_balancers import LlmCost, segment_sum, sequence_cost
 
 
-def test_a_model_of_known_size_costs_what_the_papers_say():
-    """Llama 2 7B, 4,096 tokens: twice 6.4 billion weights a token, and 2 h L^2 of attention a layer."""
-    cost = LlmCost.preset("7b")
-    assert cost.linear == pytest.approx(2 * 6.44, rel=0.01)
-    attention = 32 * 2 * 4096 * 4096**2 / 1e9
-    assert cost.of_documents([4096])[0] == pytest.approx(4096 * cost.linear + attention)
-
-
-def test_attention_weighs_as_much_as_the_matrices_at_twelve_widths():
-    for hidden, layers in PRESETS.values():
+def test_attention_of_the_textbook_weighs_as_much_as_the_matrices_at_twelve_widths():
+    for hidden, layers in ((896, 24), (4096, 32), (16384, 126)):
         cost = LlmCost.of_model(hidden, layers)
         length = 12 * hidden
         assert cost.linear * length == pytest.approx(cost.quadratic * length**2)
+
+
+def test_a_window_cuts_a_corner_off_the_square():
+    """Pairs counted one by one: a token sees itself and at most window - 1 before it."""
+    window, cost = 10, LlmCost(0.0, 0.0, ((10, 1.0),))
+    for length in (1, 9, 10, 11, 25, 1000):
+        pairs = sum(min(token + 1, window) for token in range(length))
+        # The formula takes half a pair of a token with itself, as L^2 / 2 does.
+        assert cost.of_documents([length])[0] == 2 * pairs - min(length, window)
+
+
+def test_a_window_as_long_as_the_document_is_none():
+    lengths = np.arange(1, 101)
+    assert np.array_equal(
+        LlmCost(1.0, 0.5, ((100, 0.25),)).of_documents(lengths), LlmCost(1.0, 0.75).of_documents(lengths)
+    )
+
+
+def test_beyond_its_window_attention_is_linear():
+    costs = LlmCost(0.0, 0.0, ((128, 2.0),)).of_documents([1000, 2000, 3000])
+    assert costs[1] - costs[0] == costs[2] - costs[1] == 2.0 * 2 * 128 * 1000
+
+
+def test_parts_are_the_cost_and_can_be_scaled_each():
+    cost = LlmCost(3.0, 0.25, ((16, 0.5),))
+    lengths = np.array([0, 1, 16, 40])
+    parts = cost.parts(lengths)
+    assert parts.shape == (4, 2)
+    assert np.array_equal(parts.sum(axis=1), cost.of_documents(lengths))
+    assert np.array_equal(cost.scaled([2.0, 0.5]).parts(lengths), parts * [2.0, 0.5])
 
 
 def test_larger_models_cost_more():
@@ -59,14 +80,15 @@ def test_offsets_that_are_none_are_refused(offsets):
 def test_coefficients_are_finite_and_not_negative(value):
     with pytest.raises(ValueError, match=f"quadratic is {value}"):
         LlmCost(1.0, value)
-    with pytest.raises(ValueError, match=f"per_patch is {value}"):
-        EncoderCost(value)
+    with pytest.raises(ValueError, match=f"window of 8 tokens is {value}"):
+        LlmCost(1.0, 1.0, ((8, value),))
+
+
+def test_a_window_holds_a_token():
+    with pytest.raises(ValueError, match="window of 0 tokens"):
+        LlmCost(1.0, 1.0, ((0, 1.0),))
 
 
 def test_an_unknown_model_is_answered_with_the_known():
     with pytest.raises(ValueError, match=r"'9b'.*7b, 8b"):
         LlmCost.preset("9b")
-
-
-def test_patches_cost_in_proportion():
-    assert EncoderCost(0.5).of_patches([0, 4, 100]).tolist() == [0, 2, 50]
