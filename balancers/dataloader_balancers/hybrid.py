@@ -28,13 +28,20 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers.context_parallel import per_document
-from dataloader_balancers.cost import LlmCost
+
+
+@runtime_checkable
+class DocumentCost(Protocol):
+    """What is needed of a cost model, such as `LlmCost`."""
+
+    def of_documents(self, lengths: ArrayLike) -> NDArray[np.float64]: ...
+
 
 Mode = Literal["equal_tokens", "equal_time"]
 MODES: tuple[Mode, ...] = ("equal_time", "equal_tokens")
@@ -142,7 +149,7 @@ def hybrid(
     lengths: ArrayLike,
     num_ranks: int,
     capacity: int,
-    cost: LlmCost,
+    cost: DocumentCost | ArrayLike,
     *,
     mode: Mode = "equal_time",
     ranks_per_node: int | None = None,
@@ -151,7 +158,8 @@ def hybrid(
     """Groups and microbatches for sequences of `lengths` int (n,) on `num_ranks` ranks.
 
     capacity        most tokens of a microbatch on a rank
-    cost            of a sequence on one rank; on k ranks it takes a k-th
+    cost            of a sequence on one rank, if it is one document; or of each, float (n,). On k ranks it
+                    takes a k-th
     ranks_per_node  divides `num_ranks`; None: all ranks are as near to each other
     ring            time of receiving one token's keys and values, in the unit of the cost, that is not hidden
                     behind the work; each of k ranks receives (k - 1) / k of the sequence
@@ -310,7 +318,7 @@ def _checked(
     lengths: ArrayLike,
     num_ranks: int,
     capacity: int,
-    cost: LlmCost,
+    cost: DocumentCost | ArrayLike,
     ranks_per_node: int | None,
     ring: float,
 ) -> _Task:
@@ -336,10 +344,20 @@ def _checked(
     sizes = values.astype(np.int64)
     return _Task(
         lengths=sizes,
-        costs=cost.of_documents(sizes),
+        costs=cost.of_documents(sizes) if isinstance(cost, DocumentCost) else _given(cost, len(sizes)),
         ring_time=ring * sizes.astype(np.float64),
         least=-(-sizes // capacity),
         num_ranks=num_ranks,
         per_node=per_node,
         capacity=capacity,
     )
+
+
+def _given(costs: ArrayLike, count: int) -> NDArray[np.float64]:
+    values = np.asarray(costs, np.float64)
+    if values.shape != (count,):
+        raise ValueError(f"costs have shape {values.shape} for {count} sequences")
+    wrong = np.flatnonzero(~((values >= 0) & np.isfinite(values)))
+    if len(wrong):
+        raise ValueError(f"sequence {wrong[0]} costs {values[wrong[0]]}; finite and not negative")
+    return values

@@ -18,6 +18,7 @@ from dataloader_balancers import (
     BALANCERS,
     floor,
     gap,
+    hybrid,
     imbalance,
     loads,
     remedies,
@@ -102,6 +103,7 @@ def strategies() -> dict[str, Strategy]:
         "place": _place,
         "two_placements": _two_placements,
         "cut": _cut,
+        "hybrid": _hybrid,
     }
 
 
@@ -112,6 +114,7 @@ MEANINGS = {
     "place": "the same, then a search",
     "two_placements": "pictures may be encoded on another rank than their tokens",
     "cut": "place, items dearer than an equal share cut over as many ranks as bring them there",
+    "hybrid": "by LLM cost, each item on a range of as many ranks as its share takes",
 }
 
 
@@ -170,6 +173,16 @@ def _cut(work: Work, ranks: int, per_rank: int | None) -> Placed:  # noqa: ARG00
             break
     assert best is not None, "the first share is tried"
     return best[1]
+
+
+def _hybrid(work: Work, ranks: int, per_rank: int | None) -> Placed:  # noqa: ARG001 - numbers are unequal
+    """Waiting for other ranks of a ring does not show in the loads; it is small, for wide items go first."""
+    tokens = np.maximum(work.tokens, 1)
+    plan = hybrid(tokens, ranks, int(tokens.max(initial=1)), work.llm)
+    parts = plan.num_ranks
+    offset = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    rank = (np.repeat(plan.first_rank, parts) + offset).astype(np.int32)
+    return Placed(np.repeat(work.llm / parts, parts), np.repeat(work.encoder / parts, parts), rank, rank)
 
 
 def in_groups(strategy: Strategy, work: Work, layout: Layout, per_rank: int | None) -> Placed:

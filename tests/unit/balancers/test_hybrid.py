@@ -92,6 +92,11 @@ def test_equal_tokens_are_equal_but_for_waiting():
     assert plan.tokens.max() / plan.tokens.mean() <= 1.03
 
 
+def test_costs_may_be_given_where_sequences_are_packed():
+    assert hybrid([8, 2, 2], 2, 8, [64.0, 4.0, 4.0]).time == hybrid([8, 2, 2], 2, 8, LlmCost(0.0, 1.0)).time
+    assert hybrid([8, 8, 8], 2, 8, [30.0, 1.0, 29.0]).num_ranks.tolist() == [1, 1, 1]
+
+
 def test_nothing_to_do():
     plan = hybrid([], 4, 8, LINEAR)
     assert (plan.time, plan.gap, plan.floor) == (0.0, 0.0, 0.0)
@@ -123,6 +128,8 @@ def test_one_of_a_million_tokens_and_a_million_of_one():
         ({"ranks_per_node": 3}, "4 ranks are no whole number of nodes of 3"),
         ({"ranks_per_node": 0}, "nodes of 0"),
         ({"ring": float("inf")}, "ring is inf"),
+        ({"cost": [1.0]}, r"costs have shape \(1,\) for 2 sequences"),
+        ({"cost": [1.0, float("nan")]}, "sequence 1 costs nan"),
         ({"mode": "fair"}, "unknown mode 'fair'; known: equal_time, equal_tokens"),
     ],
 )

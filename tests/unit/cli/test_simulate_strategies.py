@@ -42,6 +42,7 @@ def test_a_step_by_hand():
     assert lpt.llm == outcome.floor["llm"] == 6 / 5
     assert lpt.gap_to_floor == 0.0
     assert outcome.rows["cut"].llm == pytest.approx(1.0)
+    assert outcome.rows["hybrid"].llm == pytest.approx(1.0)
     assert outcome.bindings == {"item": 1}
     assert list(outcome.remedies) == ["cut"]
     assert outcome.remedies["cut"][1] == pytest.approx(1 / 6)
