@@ -8,8 +8,9 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 1800
 
-.PHONY: help setup run test redis fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
+.PHONY: help setup run test redis soak fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -39,6 +40,9 @@ redis: ## a Redis server for tests of the store: installed where that can be don
 	       && { apt-get install -y -qq --no-install-recommends redis-server >/dev/null 2>&1 \
 	            || { apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; } >/dev/null 2>&1; }; } \
 	  || echo "test: redis-server is missing, its tests are skipped (apt-get install redis-server)"
+
+soak: setup redis ## a job that has a bad day, for SOAK_SECONDS=1800; prints events, losses (0), repeats (0)
+	PYTHONPATH=tests $(BIN)/python -m faults.chaos --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
 fuzz: setup ## damage files of every format for FUZZ_SECONDS=60 and see that readers only refuse them
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(FUZZ_SECONDS)

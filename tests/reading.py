@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from dataloader_client import Batch, Coords, DataServiceLoader, Mesh
@@ -51,13 +51,20 @@ def assert_equal(found: Mapping[int, Fingerprint], expected: Mapping[int, Finger
 class Reader:
     """One rank that reads in a thread, as far as it is allowed to, at full speed.
 
-    steps    fingerprints by step; `states` what `state_dict` gave after each
+    steps    what `keep` makes of each step's batches, by step; `states` what `state_dict` gave after each
     """
 
     def __init__(
-        self, address: str, *, mesh: Mesh | None = None, coords: Coords | None = None, **options: Any
+        self,
+        address: str,
+        *,
+        mesh: Mesh | None = None,
+        coords: Coords | None = None,
+        keep: Callable[[Sequence[Batch]], Any] = fingerprint,
+        **options: Any,
     ):
-        self.steps: dict[int, Fingerprint] = {}
+        self.steps: dict[int, Any] = {}
+        self._keep = keep
         self.states: dict[int, dict[str, Any]] = {}
         self._loader = DataServiceLoader(address, mesh=mesh or Mesh(), coords=coords or Coords(), **options)
         self._allowed = 0
@@ -101,7 +108,7 @@ class Reader:
             while self._may():
                 batches = take_step(self._loader)
                 with self._change:
-                    self.steps[batches[0].step] = fingerprint(batches)
+                    self.steps[batches[0].step] = self._keep(batches)
                     self.states[batches[0].step] = self._loader.state_dict()
                     self._change.notify_all()
         except BaseException as error:
