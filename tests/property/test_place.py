@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from dataloader_balancers.assign import Cap, Ranks, place
 from dataloader_balancers.assign.items import _PACKED_FROM, descending
 
+quiet = settings(deadline=None)  # other work on the machine is no failure
+
 
 @st.composite
 def problems(draw, max_items=14, max_ranks=5):
@@ -65,7 +67,7 @@ def step_time(problem, result):
     return total
 
 
-@settings(max_examples=400)
+@settings(deadline=None, max_examples=300)
 @given(problems())
 def test_caps_hold_and_nothing_waits_that_a_rank_has_room_for(problem):
     result = place(**problem).tolist()
@@ -79,6 +81,7 @@ def test_caps_hold_and_nothing_waits_that_a_rank_has_room_for(problem):
         assert not any(may_hold(problem, rank, item, held[rank]) for item in held[-1])
 
 
+@quiet
 @given(problems())
 def test_the_search_only_lowers_the_time_of_a_step(problem):
     greedy, found = place(**problem, steps=0).tolist(), place(**problem).tolist()
@@ -87,7 +90,7 @@ def test_the_search_only_lowers_the_time_of_a_step(problem):
         assert step_time(problem, found) <= step_time(problem, greedy) * (1 + 1e-12)
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(problems(max_items=6, max_ranks=3))
 def test_against_the_best_of_all_placements(problem):
     """Where everything has a place: never below the best, and not far above."""
@@ -108,6 +111,7 @@ def test_against_the_best_of_all_placements(problem):
         assert min(times) <= step_time(problem, result) <= 2 * min(times)
 
 
+@quiet
 @given(problems(), st.data())
 def test_the_order_of_arrival_does_not_matter(problem, data):
     items = len(problem["costs"][0])
@@ -125,6 +129,7 @@ def test_the_order_of_arrival_does_not_matter(problem, data):
     assert contents(shuffled) == contents(problem)
 
 
+@quiet
 @given(problems(max_items=40, max_ranks=12))
 def test_rounds_keep_what_one_by_one_keeps(problem):
     """The way of 2 million pairs and more, on few."""
@@ -140,6 +145,7 @@ def test_rounds_keep_what_one_by_one_keeps(problem):
         assert not any(may_hold(problem, rank, item, held[rank]) for item in held[-1])
 
 
+@quiet
 @given(
     st.lists(
         st.sampled_from([0.0, -0.0, 1.0, 1 + 2**-52, 1 + 2**-40, 2.0, 1e300, 5e-324]), min_size=1, max_size=30
