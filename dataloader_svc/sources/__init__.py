@@ -4,7 +4,17 @@ Importing the package registers the built-in formats. `SourceReader` is what a l
 records of `base` are what somebody needs who adds a format.
 """
 
-from dataloader_svc.sources import arrow, energon, huggingface, jsonl, manifest, mds, parquet, webdataset
+from dataloader_svc.sources import (
+    arrow,
+    energon,
+    huggingface,
+    jsonl,
+    lance,
+    manifest,
+    mds,
+    parquet,
+    webdataset,
+)
 from dataloader_svc.sources.base import SOURCES, Extent, Fields, FormatContext, Rows, ShardIndex, SourceFormat
 from dataloader_svc.sources.index import SourceIndex, build_index
 from dataloader_svc.sources.order import Order
@@ -27,6 +37,7 @@ __all__ = [
     "energon",
     "huggingface",
     "jsonl",
+    "lance",
     "manifest",
     "mds",
     "parquet",

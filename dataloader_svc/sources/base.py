@@ -40,7 +40,7 @@ class Fields:
     """Which of a row's fields serve: role -> field name(s), from the YAML.
 
     Roles: `text`, `messages`, `image`, `video`, `interleaved` or `texts` and `images`, `input_ids`,
-    `loss_mask`. Several names for a role: the first that a row has.
+    `loss_mask`, `prompt`, `chosen` and `rejected`. Several names for a role: the first that a row has.
 
     raw       fields that the source's transforms look at (`filter`, `map`), by their own names: a column of
               `Rows.raw` each, values as Python has them, None where a row lacks one

@@ -41,7 +41,9 @@ class TinyRow:
 class Writer(Protocol):
     """How a format is written. `fields`: role -> what the YAML calls the field.
 
-    A writer whose `path:` is not `*SUFFIX` in the folder has an attribute `pattern` that says what it is.
+    A writer whose `path:` is not `*SUFFIX` in the folder has an attribute `pattern` that says what it is; one
+    that writes folders has `shards`, a glob of the files in them that are read; one whose format must be
+    given options has `options`.
     """
 
     suffix: str
@@ -93,7 +95,10 @@ def write_source(
     roles = [role for role in ("text", "image", "messages") if any(getattr(row, role) for row in rows)]
     mapping = {role: writer.fields[role] for role in roles}
     path = f"{folder}/{getattr(writer, 'pattern', f'*{writer.suffix}')}"
-    return Source.model_validate({"format": format_name, "path": path} | mapping | settings)
+    options = dict(getattr(writer, "options", {}))
+    return Source.model_validate(
+        {"format": format_name, "path": path, "options": options} | mapping | settings
+    )
 
 
 @WRITERS.register("jsonl")

@@ -197,7 +197,8 @@ class SourceContract:
 
 
 def _only(folder: Path, format_name: str) -> str:
-    (path,) = folder.glob(f"part-*{WRITERS.get(format_name).suffix}")
+    writer = WRITERS.get(format_name)
+    (path,) = folder.glob(getattr(writer, "shards", f"part-*{writer.suffix}"))
     return str(path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import importlib.util
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -167,8 +168,11 @@ def _media_cases(name: str, whole: bytes, reader: Any) -> Case:
     return case
 
 
+NOT_HERE = frozenset({"lance"} if importlib.util.find_spec("lance") is None else ())
+"""Formats that need a package which isn't installed."""
+
 TARGETS: Mapping[str, Callable[[Path], Case]] = {
-    **{name: functools.partial(_source_cases, name) for name in SOURCES.names()},
+    **{name: functools.partial(_source_cases, name) for name in SOURCES.names() if name not in NOT_HERE},
     **{
         f"{name}-{how}": functools.partial(
             _source_cases, f"{name}-{how}", prepare=functools.partial(_compressed, how)
