@@ -149,12 +149,12 @@ def _view(
 ) -> StepView:
     config = loaded.config
     rows = find_rows(loaded, plan.state, config.sources, progress)
-    bare = sequences_of(plan, Strategy.of(config), rows.row)
+    bare = sequences_of(plan, Strategy.of(config, loaded.base_dir), rows.row)
     shown = spread_over(count, len(bare))
     wanted: set[PieceKey] = {piece.key for number in shown for piece in bare[number].pieces}
     tokenizer = Tokenizer.of(config, loaded.base_dir)
     contents = read_contents(batches, wanted, tokenizer, VisionRule(**config.images.model_dump()))
-    sequences = sequences_of(plan, Strategy.of(config), rows.row, contents)
+    sequences = sequences_of(plan, Strategy.of(config, loaded.base_dir), rows.row, contents)
     weights = Schedule.of(config.mixture.schedule, plan.sources).weights(plan.step)
     return StepView(
         job=config.job,

@@ -237,7 +237,10 @@ def _of_config(path: Path, given: Mapping[str, Any], progress: Progress) -> Foun
         def work(layout: Layout, length: int) -> Sequence[Work]:
             config = loaded[length].config
             cut = config.strategy.context_parallel
-            return [work_of(plan, Strategy.of(config), layout.cp, cut) for plan in plans[length]]
+            return [
+                work_of(plan, Strategy.of(config, loaded[length].base_dir), layout.cp, cut)
+                for plan in plans[length]
+            ]
 
         outcomes = _compared(cases, work, progress)
     source = {"job": config.job, "pack": config.strategy.pack, "cut": config.strategy.context_parallel}

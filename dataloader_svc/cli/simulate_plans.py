@@ -38,7 +38,7 @@ class Planning:
     def steps(self, count: int, advance: Callable[[], None]) -> list[Plan]:
         """The first `count` plans; fewer where the data ends. Raises what the planner stops with."""
         config = self.loaded.config
-        planner = core.PlannerCore(Rules.of(config), ahead=config.planner.ahead)
+        planner = core.PlannerCore(Rules.of(config, self.loaded.base_dir), ahead=config.planner.ahead)
         readers = dict(self._readers())
         plans: list[Plan] = []
         state = State.initial(tuple(config.sources), seed=config.seed, config={})
@@ -78,15 +78,19 @@ class Planning:
 
 def work_of(plan: Plan, strategy: Strategy, cp: int, cut: str) -> Work:
     """The plan's sequences, as each dp rank's cp ranks would share them: of the language model the cost of
-    the dearest of them under `cut`, of the encoder an equal part.
+    the dearest of them under `cut`, of the encoder an equal part. What a function says, and what layers with
+    a window take, which is nearly linear, is shared equally too.
     """
     lengths, offsets = plan.pieces.length, plan.sequence_offsets
     encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets) / cp
     tokens = segment_sum(lengths, offsets).astype(np.int64)
     llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
     if cp > 1:
+        cost = strategy.llm
+        square = LlmCost(cost.linear, cost.quadratic) if isinstance(cost, LlmCost) else LlmCost(0.0, 0.0)
+        llm = (llm - segment_sum(square.of_documents(lengths), offsets)) / cp
         shares = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-        llm = np.array([dearest(lengths[low:high].tolist(), cp, cut, strategy.llm) for low, high in shares])
+        llm += np.array([dearest(lengths[low:high].tolist(), cp, cut, square) for low, high in shares])
     return Work(llm, encoder, tokens)
 
 

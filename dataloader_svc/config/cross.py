@@ -6,7 +6,7 @@ sentence with what was found and what is allowed. Knows nothing of files: `check
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dataloader_balancers import BALANCERS, PACKERS
@@ -113,3 +113,21 @@ def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
         if name is not None and name not in known:
             names = sorted(known)
             yield place, f"unknown {kind} {name!r}; known: {', '.join(names)}{nearest(name, names)}"
+    yield from _cost_problems(strategy)
+
+
+def _cost_problems(strategy: Strategy) -> Iterator[Problem]:
+    """A cost has one origin; the two coefficients are one."""
+    llm, encoder = strategy.cost.llm, strategy.cost.encoder
+    coefficients = None if llm.linear is None and llm.quadratic is None else "linear, quadratic"
+    given: dict[str, object]
+    given = {"model": llm.model, "config": llm.config, "function": llm.function, "": coefficients}
+    yield from _one_origin(("strategy", "cost", "llm"), given)
+    given = {"patches": encoder.patches, "config": encoder.config, "function": encoder.function}
+    yield from _one_origin(("strategy", "cost", "encoder"), given)
+
+
+def _one_origin(place: tuple[str, ...], given: Mapping[str, object]) -> Iterator[Problem]:
+    names = [name or str(value) for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        yield place, f"{' and '.join(names)} each say what work costs: keep one of them"

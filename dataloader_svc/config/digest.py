@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from dataloader_svc.config.code_files import module_file
+from dataloader_svc.config.code_files import module_file, split_function
 from dataloader_svc.config.schema import Config, Source, TokenizerBackend
 from dataloader_svc.config.tokenizer_files import IDS_DEPEND_ON, read_settings, vocabulary_files
 
@@ -98,7 +98,7 @@ def config_hash(config: Config, base_dir: Path) -> str:
     )
     plan["num_sequences"] = config.num_sequences
     plan["pack"] = config.strategy.pack
-    plan["cost"] = config.strategy.cost.model_dump(mode="json")
+    plan["cost"] = [config.strategy.cost, *_cost_files(config, base_dir)]
     plan["overdraw"] = config.strategy.overdraw
     plan["num_samples"] = config.global_batch.samples
     if config.last_batch == "drop":
@@ -147,6 +147,16 @@ def _transforms(source: Source, base_dir: Path) -> list[object]:
             file = module_file(name.partition(":")[0], base_dir)
             values.append("missing" if file is None else _file_hash(file))
     return values
+
+
+def _cost_files(config: Config, base_dir: Path) -> Iterator[str]:
+    """What the files hold that costs come from: plans are other ones where they change."""
+    for origin in (config.strategy.cost.llm, config.strategy.cost.encoder):
+        if origin.config is not None:
+            yield _file_hash(base_dir / origin.config)
+        if origin.function is not None:
+            file = module_file(split_function(origin.function)[0], base_dir)
+            yield "missing" if file is None else _file_hash(file)
 
 
 def _tokenizer_hash(path: Path, settings: Mapping[str, Any]) -> list[object]:

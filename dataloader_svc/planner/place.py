@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 
 from dataloader_balancers import (
     BALANCERS,
+    CostModel,
     EncoderCost,
-    LlmCost,
+    FunctionCost,
     floor,
     gap,
     imbalance,
@@ -30,8 +32,8 @@ from dataloader_balancers import (
 )
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, MeshError
+from dataloader_svc.planner.costs import encoder_cost, llm_cost
 from dataloader_svc.planner.plan import Plan
-from dataloader_svc.planner.select import llm_cost
 from dataloader_svc.registry import nearest
 
 
@@ -54,12 +56,12 @@ class Strategy:
 
     balance: str
     per_microbatch: int
-    llm: LlmCost
-    encoder: EncoderCost
+    llm: CostModel
+    encoder: EncoderCost | FunctionCost
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Raises ConfigError for a balancer or cost preset that does not exist."""
+    def of(cls, config: Config, base_dir: Path = Path()) -> Self:
+        """`base_dir`: where relative paths start from. ConfigError: no such balancer, or no such cost."""
         name = config.strategy.balance
         if name not in BALANCERS:
             known = sorted(BALANCERS)
@@ -67,8 +69,8 @@ class Strategy:
                 f"strategy.balance: unknown balancer {name!r}; known: {', '.join(known)}"
                 f"{nearest(name, known)}"
             )
-        encoder = EncoderCost(config.strategy.cost.encoder.patches)
-        return cls(name, config.global_batch.per_microbatch, llm_cost(config), encoder)
+        llm, encoder = llm_cost(config, base_dir), encoder_cost(config, base_dir)
+        return cls(name, config.global_batch.per_microbatch, llm, encoder)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

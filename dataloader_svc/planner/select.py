@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, Self, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_balancers import PACKERS, LlmCost, pack_all
+from dataloader_balancers import PACKERS, CostModel, pack_all
 from dataloader_svc.config.schema import BatchUnit, Config
 from dataloader_svc.errors import ConfigError
+from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.draw import Draw
 from dataloader_svc.planner.mixture import Schedule
 from dataloader_svc.planner.pieces import Pieces, SkippedRow, TooLong
@@ -55,15 +57,15 @@ class Rules:
     num_samples: int | None
     overdraw: float
     pack: str
-    llm_cost: LlmCost
+    llm_cost: CostModel
     last_batch: Literal["pad", "drop"]
     too_long: Mapping[str, TooLong]
     bad_limit: Mapping[str, BadLimit]
     whole: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Raises ConfigError for a packer or cost preset that does not exist."""
+    def of(cls, config: Config, base_dir: Path = Path()) -> Self:
+        """`base_dir`: where relative paths start from. ConfigError: no such packer, or no such cost."""
         names = tuple(sorted(config.sources))
         pack = config.strategy.pack
         if pack not in PACKERS:
@@ -82,7 +84,7 @@ class Rules:
             num_samples=config.global_batch.samples,
             overdraw=config.strategy.overdraw,
             pack=pack,
-            llm_cost=llm_cost(config),
+            llm_cost=llm_cost(config, base_dir),
             last_batch=config.last_batch,
             too_long={name: source.too_long for name, source in config.sources.items()},
             bad_limit={
@@ -104,17 +106,6 @@ class Rules:
     def wanted(self) -> int:
         """What is gathered for a step, in the same unit."""
         return self.size if self.num_samples is not None else int(self.size * (1 + self.overdraw))
-
-
-def llm_cost(config: Config) -> LlmCost:
-    """The configured cost of a document. Raises ConfigError for an unknown preset."""
-    cost = config.strategy.cost.llm
-    if cost.model is None:
-        return LlmCost(cost.linear or 0.0, cost.quadratic or 0.0)
-    try:
-        return LlmCost.preset(cost.model)
-    except ValueError as error:
-        raise ConfigError(f"strategy.cost.llm.model: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

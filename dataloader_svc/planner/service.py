@@ -60,8 +60,8 @@ class PlannerService:
 
     def __init__(self, config: Config, store: Store, clock: Clock, *, owner: str, base_dir: Path) -> None:
         self._config, self._store, self._clock, self._owner = config, store, clock, owner
-        self._rules = Rules.of(config)
-        self._strategy = Strategy.of(config)
+        self._rules = Rules.of(config, base_dir)
+        self._strategy = Strategy.of(config, base_dir)
         self._base_dir = base_dir
         self._digests: dict[str, str] = {}
         self._config_hash = ""

@@ -4,28 +4,67 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from dataloader_svc.config.code_files import split_function
 from dataloader_svc.config.schema.model import Model
 
 
 class LlmCostConfig(Model):
-    """Predicted time of a document in the language model: linear * length + quadratic * length^2."""
+    """Predicted work of a document in the language model, from one of: the name of a model, its
+    `config.json`, a function, or coefficients: linear * length + quadratic * length^2.
+    """
 
-    model: str | None = Field(default=None, description="A preset, such as 7b.")
-    linear: float | None = Field(default=None, ge=0, description="Instead of a preset.")
-    quadratic: float | None = Field(default=None, ge=0, description="Instead of a preset.")
+    model: str | None = Field(
+        default=None,
+        description="A preset, such as 8b or qwen3-30b-a3b (`dataloader_balancers.cost.PRESETS`).",
+    )
+    config: str | None = Field(
+        default=None,
+        description="Path of the model's Hugging Face `config.json`, which its shape is read from.",
+    )
+    function: str | None = Field(
+        default=None,
+        description="MODULE:FUNCTION, an array of lengths in, an array of costs out; found in the "
+        "folder of this file or as Python finds it.",
+    )
+    linear: float | None = Field(default=None, ge=0, description="Cost of a token.")
+    quadratic: float | None = Field(default=None, ge=0, description="Cost of a squared length.")
+
+    @field_validator("function")
+    @classmethod
+    def _both_parts(cls, value: str | None) -> str | None:
+        return _checked_function(value)
 
 
 class EncoderCostConfig(Model):
-    """Predicted time in the media encoder."""
+    """Predicted work in the media encoder, from one of: the cost of a patch, a `config.json`, a function."""
 
-    patches: float = Field(
-        default=1.0,
+    patches: float | None = Field(
+        default=None,
         ge=0,
         description="Cost of one patch, in 10^9 operations of a forward pass, the unit of the presets: "
-        "two for each billion weights of the encoder, so 1 for one of 0.5 billion.",
+        "two for each billion weights of the encoder, so 1, the default, for one of 0.5 billion.",
     )
+    config: str | None = Field(
+        default=None,
+        description="Path of a Hugging Face `config.json` with the encoder in `vision_config`. A patch costs "
+        "what it does in a picture of `images.max_pixels`.",
+    )
+    function: str | None = Field(
+        default=None, description="MODULE:FUNCTION, an array of patches in, an array of costs out."
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _both_parts(cls, value: str | None) -> str | None:
+        return _checked_function(value)
+
+
+def _checked_function(value: str | None) -> str | None:
+    if value is not None:
+        split_function(value)
+    return value
 
 
 class Cost(Model):

@@ -1,0 +1,74 @@
+"""The cost models that a configuration asks for. Reads the files and imports the functions that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dataloader_balancers import CostFunctionError, CostModel, EncoderCost, FunctionCost, LlmCost
+from dataloader_balancers.cost import ConfigError as ShapeError
+from dataloader_balancers.cost import read_llm, read_vision
+from dataloader_svc.config.code_import import import_function
+from dataloader_svc.config.schema import Config
+from dataloader_svc.errors import ConfigError
+
+Shape = TypeVar("Shape")
+
+_DEFAULT_MODEL = "7b"
+_DEFAULT_PATCH = 1.0
+
+
+def llm_cost(config: Config, base_dir: Path = Path()) -> CostModel:
+    """The cost of a document. `base_dir`: the folder that relative paths start from.
+
+    Raises ConfigError: no such preset, file, function, or one that is none.
+    """
+    cost, place = config.strategy.cost.llm, "strategy.cost.llm"
+    if cost.config is not None:
+        return _shape(base_dir / cost.config, f"{place}.config", read_llm).cost
+    if cost.function is not None:
+        return _function(cost.function, base_dir, f"{place}.function")
+    if cost.linear is not None or cost.quadratic is not None:
+        return LlmCost(cost.linear or 0.0, cost.quadratic or 0.0)
+    try:
+        return LlmCost.preset(cost.model or _DEFAULT_MODEL)
+    except ValueError as error:
+        raise ConfigError(f"{place}.model: {error}") from None
+
+
+def encoder_cost(config: Config, base_dir: Path = Path()) -> EncoderCost | FunctionCost:
+    """The cost of an item's patches. Raises ConfigError as `llm_cost` does.
+
+    A plan knows the patches of an item, not of each of its pictures: of an encoder with a shape, a patch
+    costs what it does in a picture of `images.max_pixels`.
+    """
+    cost, place = config.strategy.cost.encoder, "strategy.cost.encoder"
+    if cost.function is not None:
+        return _function(cost.function, base_dir, f"{place}.function")
+    if cost.config is not None:
+        shape = _shape(base_dir / cost.config, f"{place}.config", read_vision)
+        return shape.cost.linearised(max(config.images.max_pixels // config.images.patch**2, 1))
+    return EncoderCost(_DEFAULT_PATCH if cost.patches is None else cost.patches)
+
+
+def _shape(path: Path, place: str, read: Callable[[Mapping[str, Any]], Shape]) -> Shape:
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ConfigError(f"{place}: {path} holds no JSON object")
+        return read(values)
+    except OSError as error:
+        raise ConfigError(f"{place}: {path} can't be read: {error.strerror or error}") from None
+    except ShapeError as error:
+        raise ConfigError(f"{place}: {path}: {error}") from None
+    except ValueError as error:  # of json, also for what is no text
+        raise ConfigError(f"{place}: {path} is no JSON: {error}") from None
+
+
+def _function(name: str, base_dir: Path, place: str) -> FunctionCost:
+    try:
+        return FunctionCost(import_function(name, base_dir), name)
+    except (ConfigError, CostFunctionError) as error:
+        raise ConfigError(f"{place}: {error}") from None
