@@ -16,7 +16,9 @@ No rank stays empty while there are at least as many items as ranks. Ties go to 
 depends on how a processor adds: equal arguments give an equal result on any machine. All but those in ORDERED
 give ranks the same loads whatever the order of the items. Bounds and gaps are in `bounds.py`.
 
-`place` takes what does not fit that signature: phases, hard caps, ranks of unlike speed, memory and counts.
+What does not fit that signature has functions of its own: `place` (phases, hard caps, ranks of unlike speed,
+memory and counts), `two_placements` (encoder work on other ranks than its tokens), `by_groups` (a balancer
+within groups of ranks), and for the microbatches of a rank `order_microbatches` and `loss_weights`.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers.assign.arrival import arrival
+from dataloader_balancers.assign.groups import by_groups
 from dataloader_balancers.assign.items import Balancer
 from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
 from dataloader_balancers.assign.lpt import lpt
+from dataloader_balancers.assign.microbatches import loss_weights, order_microbatches
 from dataloader_balancers.assign.place import local_search, place
 from dataloader_balancers.assign.ranks import Cap, Ranks
 from dataloader_balancers.assign.snake import snake
 from dataloader_balancers.assign.two_phase import two_phase_lpt
+from dataloader_balancers.assign.two_placements import Dispatch, TwoPlacements, two_placements
 
 BALANCERS: dict[str, Balancer] = {
     "lpt": lpt,
@@ -50,4 +55,19 @@ def assign(name: str, costs: ArrayLike, num_ranks: int, *, per_rank: int | None 
     return BALANCERS[name](costs, num_ranks, per_rank)
 
 
-__all__ = ["BALANCERS", "ORDERED", "Balancer", "Cap", "Ranks", "assign", "place", "two_phase_lpt"]
+__all__ = [
+    "BALANCERS",
+    "ORDERED",
+    "Balancer",
+    "Cap",
+    "Dispatch",
+    "Ranks",
+    "TwoPlacements",
+    "assign",
+    "by_groups",
+    "loss_weights",
+    "order_microbatches",
+    "place",
+    "two_phase_lpt",
+    "two_placements",
+]
