@@ -7,6 +7,8 @@ predicted time (arXiv 2503.17924, section 5.3). Here that is a formula in place 
 
     time of a rank = linear * tokens + 2 quadratic * pairs computed + per_run * runs
 
+and the same for the pairs within each sliding window that the cost has, at its own coefficient.
+
 A *run* is a range of consecutive tokens of one document, which is one call's block of queries. A kernel works
 in tiles of `tile` queries by `tile` keys and computes those whole that the causal mask touches
 (FlashAttention-2, arXiv 2307.08691, section 3.1): a run of q queries that begins at token s of its document
@@ -17,7 +19,7 @@ computes the sum over its tiles of queries of tile * (the last query's keys, rou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -54,7 +56,7 @@ class CutLoad:
 
     tokens  int64
     pairs   int64, queries times keys that causal attention needs, exactly
-    tiles   int64, those that are computed, in whole tiles
+    tiles   int64, those that are computed, in whole tiles; of layers without a window
     runs    int64, ranges of consecutive tokens of one document
     time    float64, predicted, in the unit of the cost
     """
@@ -76,17 +78,23 @@ def cut_load(
 ) -> CutLoad:
     """Exact load of each rank under a cut: `parts` as a Cut returns them for `cu_seqlens` int (d+1,)."""
     bounds = np.asarray(cu_seqlens, np.int64)
-    found = [_rank_load(bounds, np.asarray(part, np.int64), kernel.tile) for part in parts]
-    columns = np.array(found, np.int64).reshape(len(found), 4).T
-    tokens, pairs, tiles, runs = columns
+    windows = [window for window, _ in cost.windowed]
+    found = [_rank_load(bounds, np.asarray(part, np.int64), kernel.tile, windows) for part in parts]
+    tokens, pairs, runs, tiles, *seen = np.array(found, np.int64).reshape(len(found), 4 + len(windows)).T
     time = cost.linear * tokens + 2.0 * cost.quadratic * tiles + kernel.per_run * runs
+    for (_, quadratic), computed in zip(cost.windowed, seen, strict=True):
+        time = time + 2.0 * quadratic * computed
     return CutLoad(tokens, pairs, tiles, runs, time)
 
 
-def _rank_load(bounds: NDArray[np.int64], part: NDArray[np.int64], tile: int) -> tuple[int, int, int, int]:
-    """(tokens, pairs, pairs in whole tiles, runs) of the tokens `part`, ascending."""
+def _rank_load(
+    bounds: NDArray[np.int64], part: NDArray[np.int64], tile: int, windows: Sequence[float]
+) -> list[int]:
+    """[tokens, pairs, runs, pairs in whole tiles, and of those the ones in each window] of the tokens `part`,
+    ascending.
+    """
     if not len(part):
-        return 0, 0, 0, 0
+        return [0] * (4 + len(windows))
     document = np.searchsorted(bounds, part, side="right") - 1
     new = np.ones(len(part), np.bool_)
     new[1:] = (np.diff(part) != 1) | (np.diff(document) != 0)
@@ -98,8 +106,12 @@ def _rank_load(bounds: NDArray[np.int64], part: NDArray[np.int64], tile: int) ->
     count = -(-length // tile)
     run = np.repeat(np.arange(len(first)), count)
     number = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
-    keys = begin[run] + np.minimum((number + 1) * tile, length[run])
-    return len(part), pairs, int((-(-keys // tile)).sum()) * tile * tile, len(first)
+    keys = -(-(begin[run] + np.minimum((number + 1) * tile, length[run])) // tile)  # in tiles
+    result = [len(part), pairs, len(first), int(keys.sum()) * tile * tile]
+    for window in windows:  # of a tile's queries the first sees farthest back
+        before = np.maximum(0, begin[run] + number * tile + 1 - int(window)) // tile
+        result.append(int((keys - before).sum()) * tile * tile)
+    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -78,19 +78,18 @@ class Planning:
 
 def work_of(plan: Plan, strategy: Strategy, cp: int, cut: str) -> Work:
     """The plan's sequences, as each dp rank's cp ranks would share them: of the language model the cost of
-    the dearest of them under `cut`, of the encoder an equal part. What a function says, and what layers with
-    a window take, which is nearly linear, is shared equally too.
+    the dearest of them under `cut`, of the encoder an equal part, and so too where a function says what a
+    document costs: it knows no ranks.
     """
     lengths, offsets = plan.pieces.length, plan.sequence_offsets
     encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets) / cp
     tokens = segment_sum(lengths, offsets).astype(np.int64)
-    llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
-    if cp > 1:
-        cost = strategy.llm
-        square = LlmCost(cost.linear, cost.quadratic) if isinstance(cost, LlmCost) else LlmCost(0.0, 0.0)
-        llm = (llm - segment_sum(square.of_documents(lengths), offsets)) / cp
+    cost = strategy.llm
+    if cp > 1 and isinstance(cost, LlmCost):
         shares = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-        llm += np.array([dearest(lengths[low:high].tolist(), cp, cut, square) for low, high in shares])
+        llm = np.array([dearest(lengths[low:high].tolist(), cp, cut, cost) for low, high in shares])
+    else:
+        llm = segment_sum(cost.of_documents(lengths), offsets) / cp
     return Work(llm, encoder, tokens)
 
 

@@ -49,6 +49,25 @@ def test_loads_are_those_counted_token_by_token(lengths, cp, multiple, tile):
         assert load.time[rank] == 3.0 * tokens + 0.5 * tiles + 7.0 * runs
 
 
+@given(documents, st.integers(1, 4), st.sampled_from([1, 3, 16]), st.integers(1, 200))
+def test_a_window_bounds_the_keys_that_are_computed(lengths, cp, tile, window):
+    """Tile by tile: those of the keys that any of its queries sees."""
+    cost = LlmCost(0.0, 0.0, ((window, 0.5),))
+    parts = per_document(bounds_of(lengths), cp)
+    place = [k for length in lengths for k in range(length)]
+    for rank, time in enumerate(cut_load(bounds_of(lengths), parts, cost, Kernel(tile=tile)).time):
+        computed = 0
+        run = []
+        for at, token in enumerate(parts[rank].tolist()):
+            run.append(place[token])
+            after = parts[rank][at + 1] if at + 1 < len(parts[rank]) else -1
+            if after != token + 1 or place[after] == 0 or len(run) == tile:
+                seen = {key // tile for k in run for key in range(max(0, k + 1 - window), k + 1)}
+                computed += len(seen) * tile * tile
+                run = [] if len(run) == tile or after != token + 1 or place[after] == 0 else run
+        assert time == computed
+
+
 @given(documents, st.integers(1, 5), st.sampled_from([2, 3, 16, 64]))
 def test_multiples_keep_every_token_and_equal_counts(lengths, cp, multiple):
     bounds = bounds_of(lengths)
