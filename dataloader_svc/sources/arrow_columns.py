@@ -73,7 +73,7 @@ def rows_of(table: pa.Table, num_rows: int, fields: Fields) -> Rows:
             bad.update((row, error) for row in range(num_rows) if row not in bad)
         elif is_text(fields, role):
             columns[role] = _text_column(*here[0], bad)
-        elif role in NUMBERS and is_list(here[0][1].type):
+        elif role in NUMBERS and is_list(here[0][1].type) and not _is_list_view(here[0][1].type):
             name, column = here[0]
             columns[role], problems = numbers_column(column, name)
             for row, problem in problems.items():
@@ -192,7 +192,8 @@ def _serves(role: str, found: pa.DataType) -> bool:
     if role == "images":
         return is_list(found)
     if role in NUMBERS:
-        return pa.types.is_binary(found) or pa.types.is_large_binary(found) or _is_list_of_numbers(found)
+        binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+        return any(test(found) for test in binary) or _is_list_of_numbers(found)
     if is_list(found):
         return not is_list(found.value_type) and _serves(role, found.value_type)
     return _is_bytes(found) or (
@@ -206,10 +207,14 @@ def _is_list_of_numbers(found: pa.DataType) -> bool:
 
 
 def is_list(found: pa.DataType) -> bool:
-    """Variable or fixed length."""
-    return bool(
-        pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
-    )
+    """Variable or fixed length, or views."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, _is_list_view)
+    return any(test(found) for test in tests)
+
+
+def _is_list_view(found: pa.DataType) -> bool:
+    # Cast to a list, pyarrow 26 makes an invalid array of one; as Python's lists they are right.
+    return bool(pa.types.is_list_view(found) or pa.types.is_large_list_view(found))
 
 
 def _is_bytes(found: pa.DataType) -> bool:

@@ -72,6 +72,16 @@ def test_text_that_is_not_utf8_costs_its_row_only(tmp_path, kind):
         ("image", pa.list_(pa.list_(pa.binary()))),
         ("messages", pa.string()),
         ("messages", pa.list_(pa.string())),
+        ("messages", pa.map_(pa.string(), pa.string())),
+        ("messages", pa.list_(pa.map_(pa.string(), pa.string()))),
+        ("image", pa.list_(pa.uint8())),
+        ("image", pa.binary(4)),
+        ("text", pa.uuid()),
+        ("input_ids", pa.list_(pa.float32())),
+        ("input_ids", pa.list_(pa.decimal128(5))),
+        ("input_ids", pa.string()),
+        ("chosen", pa.int64()),
+        ("chosen", pa.list_(pa.string())),
     ],
     ids=str,
 )
@@ -93,12 +103,26 @@ def test_an_all_null_column_is_bad_rows(tmp_path):
         (pa.string(), ["p.png", ""], [["p.png"], None]),
         (pa.list_(pa.binary()), [[b"1", b"2"], [], None], [[b"1", b"2"], [], []]),
         (pa.large_list(pa.string()), [["a", "b"], None, [None]], [["a", "b"], [], None]),
+        (pa.list_(pa.string(), 2), [["a", "b"], None], [["a", "b"], []]),
+        (pa.list_view(pa.string()), [["a", "b"], [], None], [["a", "b"], [], []]),
+        (pa.list_(pa.dictionary(pa.int32(), pa.string())), [["a", "b"], ["a"]], [["a", "b"], ["a"]]),
+        (pa.dictionary(pa.int32(), pa.string()), ["a", None, "a"], [["a"], None, ["a"]]),
+        (pa.string_view(), ["a", None], [["a"], None]),
+        (pa.binary_view(), [b"1", None], [[b"1"], None]),
+        (pa.large_binary(), [b"1", None], [[b"1"], None]),
         (
             pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()})),
             [[{"bytes": b"1", "path": "x"}, {"bytes": None, "path": "y"}], None],
             [[b"1", "y"], []],
         ),
         (pa.struct({"path": pa.string()}), [{"path": "x"}, {"path": None}, None], [["x"], None, None]),
+        (
+            pa.struct({"bytes": pa.large_binary(), "path": pa.large_string(), "size": pa.int64()}),
+            [{"bytes": b"1", "path": None, "size": 1}, {"bytes": b"", "path": "x", "size": 0}],
+            [[b"1"], ["x"]],
+        ),
+        (pa.struct({"bytes": pa.binary(), "path": pa.int64()}), [{"bytes": b"1", "path": 7}], [[b"1"]]),
+        (pa.struct({"bytes": pa.int64(), "path": pa.string()}), [{"bytes": 7, "path": "x"}], [None]),
     ],
     ids=str,
 )
@@ -109,6 +133,69 @@ def test_media_types(tmp_path, kind, cells, expected):
         value for value in expected if value is not None
     ]
     assert list(rows.bad) == [row for row, value in enumerate(expected) if value is None]
+
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+STRINGS = {
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "dictionary": pa.dictionary(pa.int32(), pa.string()),
+}
+
+
+@pytest.mark.parametrize("content", STRINGS)
+@pytest.mark.parametrize("role", STRINGS)
+@pytest.mark.parametrize("lists", [pa.list_, pa.large_list, pa.list_view, lambda kind: pa.list_(kind, 2)])
+def test_nested_chat_messages(tmp_path, content, role, lists):
+    kind = pa.struct({"content": STRINGS[content], "role": STRINGS[role], "name": pa.string()})
+    path = write(tmp_path, {"m": pa.array([CHAT, None, CHAT[::-1]], lists(kind))}, row_group_size=2)
+    _, (first, second) = read_all(path, messages="m")
+    assert first.columns["messages"][0] == CHAT, "a null name is no key of the message"
+    assert {row: problem.reason for row, problem in first.bad.items()} == {1: Reason.MISSING_FIELD}
+    assert second.columns["messages"] == [CHAT[::-1]]
+
+
+def test_chat_messages_with_parts_and_tools(tmp_path):
+    part = pa.struct(
+        {"type": pa.string(), "text": pa.large_string(), "image": pa.struct({"bytes": pa.binary()})}
+    )
+    call = pa.struct({"name": pa.string(), "n": pa.int64()})
+    kind = pa.struct({"role": pa.string(), "content": pa.list_(part), "calls": pa.list_(call)})
+    parts = [
+        {"type": "image", "text": None, "image": {"bytes": b"1"}},
+        {"type": "text", "text": "a", "image": None},
+    ]
+    rows = [[{"role": "user", "content": parts, "calls": [{"name": "f", "n": 1}]}]]
+    _, (read,) = read_all(write(tmp_path, {"m": pa.array(rows, pa.list_(kind))}), messages="m")
+    (message,) = read.columns["messages"][0]
+    assert message["content"] == [{"type": "image", "medium": b"1"}, {"type": "text", "text": "a"}]
+    assert message["calls"] == [{"name": "f", "n": 1}]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pa.list_(pa.int32()), pa.large_list(pa.uint16()), pa.list_(pa.int64(), 2)),
+        *(pa.list_view(pa.int32()), pa.large_list_view(pa.int8())),
+        pa.list_(pa.dictionary(pa.int8(), pa.int32())),
+    ],
+    ids=str,
+)
+def test_lists_of_token_ids(tmp_path, kind):
+    path = write(tmp_path, {"x": pa.array([[1, 2], None, [3, 4]], kind)}, row_group_size=2)
+    _, (first, second) = read_all(path, input_ids="x")
+    assert first.columns["input_ids"][0].tolist() == [1, 2]
+    assert {row: problem.reason for row, problem in first.bad.items()} == {1: Reason.MISSING_FIELD}
+    assert [ids.tolist() for ids in second.columns["input_ids"]] == [[3, 4]]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+def test_token_ids_as_bytes(tmp_path, kind):
+    path = write(tmp_path, {"x": pa.array([b"\1\0\2\0", b"\1"], kind)})
+    maker = Parquet(FormatContext(Fields({"input_ids": ("x",)}, id_type="uint16")))
+    rows = maker.read(path, maker.index_shard(path).extents[0])
+    assert rows.columns["input_ids"][0].tolist() == [1, 2]
+    assert rows.bad[1].reason is Reason.TRUNCATED
 
 
 def test_the_first_column_that_a_row_has(tmp_path):
