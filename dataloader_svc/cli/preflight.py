@@ -20,6 +20,7 @@ from dataloader_svc.errors import ConfigProblems, DataloaderError
 from dataloader_svc.loader.agreement import Decision, decide_backend
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.media.workers import WorkerPool
+from dataloader_svc.planner.costs import CostError, encoder_cost, llm_cost
 from dataloader_svc.sources.base import SOURCES
 from dataloader_svc.sources.index import make_format
 from dataloader_svc.sources.reader import SourceReader
@@ -120,6 +121,7 @@ def preflight(path: Path) -> Preflight:
     unusable = frozenset(name for name, lines in sources.items() if lines)
     workers = decode_workers(loaded.config)
     found += _rule_problems(loaded, rules, unusable, workers)
+    found += _cost_problems(loaded)
     return Preflight(loaded, tuple(found), rules, unusable, workers)
 
 
@@ -173,6 +175,16 @@ def _rule_problems(
         except DataloaderError as error:
             if str(error) not in told:  # every source meets the job's tokens again
                 yield loaded.problem(("sources", name), str(error))
+
+
+def _cost_problems(loaded: LoadedConfig) -> Iterator[str]:
+    """Files and functions that costs come from."""
+    for cost in (llm_cost, encoder_cost):
+        try:
+            cost(loaded.config, loaded.base_dir)
+        except CostError as error:
+            if error.place[-1] != "model":  # known without a look at files, and told
+                yield loaded.problem(error.place, error.what)
 
 
 def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Place, str]]:

@@ -16,6 +16,16 @@ from dataloader_svc.errors import ConfigError
 
 Shape = TypeVar("Shape")
 
+
+class CostError(ConfigError):
+    """A cost that can't be had. place: keys from the top; what: the sentence alone."""
+
+    def __init__(self, place: tuple[str, ...], what: str) -> None:
+        super().__init__(f"{'.'.join(place)}: {what}")
+        self.place, self.what = place, what
+
+
+_LLM, _ENCODER = ("strategy", "cost", "llm"), ("strategy", "cost", "encoder")
 _DEFAULT_MODEL = "7b"
 _DEFAULT_PATCH = 1.0
 
@@ -23,52 +33,52 @@ _DEFAULT_PATCH = 1.0
 def llm_cost(config: Config, base_dir: Path = Path()) -> CostModel:
     """The cost of a document. `base_dir`: the folder that relative paths start from.
 
-    Raises ConfigError: no such preset, file, function, or one that is none.
+    Raises CostError: no such preset, file, function, or one that is none.
     """
-    cost, place = config.strategy.cost.llm, "strategy.cost.llm"
+    cost = config.strategy.cost.llm
     if cost.config is not None:
-        return _shape(base_dir / cost.config, f"{place}.config", read_llm).cost
+        return _shape(base_dir / cost.config, (*_LLM, "config"), read_llm).cost
     if cost.function is not None:
-        return _function(cost.function, base_dir, f"{place}.function")
+        return _function(cost.function, base_dir, (*_LLM, "function"))
     if cost.linear is not None or cost.quadratic is not None:
         return LlmCost(cost.linear or 0.0, cost.quadratic or 0.0)
     try:
         return LlmCost.preset(cost.model or _DEFAULT_MODEL)
     except ValueError as error:
-        raise ConfigError(f"{place}.model: {error}") from None
+        raise CostError((*_LLM, "model"), str(error)) from None
 
 
 def encoder_cost(config: Config, base_dir: Path = Path()) -> EncoderCost | FunctionCost:
-    """The cost of an item's patches. Raises ConfigError as `llm_cost` does.
+    """The cost of an item's patches. Raises CostError as `llm_cost` does.
 
     A plan knows the patches of an item, not of each of its pictures: of an encoder with a shape, a patch
     costs what it does in a picture of `images.max_pixels`.
     """
-    cost, place = config.strategy.cost.encoder, "strategy.cost.encoder"
+    cost = config.strategy.cost.encoder
     if cost.function is not None:
-        return _function(cost.function, base_dir, f"{place}.function")
+        return _function(cost.function, base_dir, (*_ENCODER, "function"))
     if cost.config is not None:
-        shape = _shape(base_dir / cost.config, f"{place}.config", read_vision)
+        shape = _shape(base_dir / cost.config, (*_ENCODER, "config"), read_vision)
         return shape.cost.linearised(max(config.images.max_pixels // config.images.patch**2, 1))
     return EncoderCost(_DEFAULT_PATCH if cost.patches is None else cost.patches)
 
 
-def _shape(path: Path, place: str, read: Callable[[Mapping[str, Any]], Shape]) -> Shape:
+def _shape(path: Path, place: tuple[str, ...], read: Callable[[Mapping[str, Any]], Shape]) -> Shape:
     try:
         values = json.loads(path.read_bytes())
         if not isinstance(values, dict):
-            raise ConfigError(f"{place}: {path} holds no JSON object")
+            raise ShapeError("it holds no JSON object")
         return read(values)
     except OSError as error:
-        raise ConfigError(f"{place}: {path} can't be read: {error.strerror or error}") from None
+        raise CostError(place, f"{path} can't be read: {error.strerror or error}") from None
     except ShapeError as error:
-        raise ConfigError(f"{place}: {path}: {error}") from None
+        raise CostError(place, f"{path}: {error}") from None
     except ValueError as error:  # of json, also for what is no text
-        raise ConfigError(f"{place}: {path} is no JSON: {error}") from None
+        raise CostError(place, f"{path} is no JSON: {error}") from None
 
 
-def _function(name: str, base_dir: Path, place: str) -> FunctionCost:
+def _function(name: str, base_dir: Path, place: tuple[str, ...]) -> FunctionCost:
     try:
         return FunctionCost(import_function(name, base_dir), name)
     except (ConfigError, CostFunctionError) as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise CostError(place, str(error)) from None

@@ -13,6 +13,7 @@ from dataloader_svc.cli import preflight
 from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.config.digest import compare, config_hash, made_plans, read_digest
 from dataloader_svc.config.load import load_config
+from dataloader_svc.errors import ConfigProblems
 from dataloader_svc.loader.agreement import Decision
 from dataloader_svc.testing.tokenizer import make_tokenizer
 
@@ -60,3 +61,13 @@ def test_another_decision_is_another_job_and_says_which_field(
     assert all(
         made_plans(config_hash(one.config, tmp_path), asked.config, tmp_path) for one in (before, after)
     )
+
+
+def test_what_costs_come_from_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    cost = {"llm": {"config": "nowhere.json"}, "encoder": {"function": "costs_missing_of_test:f"}}
+    with pytest.raises(ConfigProblems) as caught:
+        load_checked(job(tmp_path, strategy={"cost": cost}))
+    first, second = str(caught.value).splitlines()[-2:]
+    assert "strategy.cost.llm.config: " in first
+    assert "nowhere.json can't be read" in first
+    assert "strategy.cost.encoder.function: costs_missing_of_test can't be imported" in second

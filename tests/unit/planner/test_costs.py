@@ -74,7 +74,7 @@ def test_functions_beside_the_file(tmp_path: Path) -> None:
     [
         (None, "can't be read: No such file"),
         ("{", "is no JSON"),
-        ("[]", "holds no JSON object"),
+        ("[]", "it holds no JSON object"),
         ('{"model_type": "mamba2"}', "model_type is 'mamba2'; known:"),
         ('{"model_type": "llama"}', "no num_attention_heads"),
     ],
