@@ -25,7 +25,7 @@ from dataloader_balancers import (
     simulate_step,
     two_phase_lpt,
 )
-from dataloader_balancers.assign import Ranks, place
+from dataloader_balancers.assign import Ranks, order_microbatches, place, two_placements
 from dataloader_svc.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -146,12 +146,8 @@ def _place(work: Work, ranks: int, per_rank: int | None) -> Placed:
 
 
 def _two_placements(work: Work, ranks: int, per_rank: int | None) -> Placed:
-    return Placed(
-        work.llm,
-        work.encoder,
-        BALANCERS["lpt"](work.llm, ranks, per_rank),
-        BALANCERS["lpt"](work.encoder, ranks),
-    )
+    both = two_placements(work.llm, work.encoder, ranks, per_rank=per_rank)
+    return Placed(work.llm, work.encoder, both.llm, both.encoder)
 
 
 def _cut(work: Work, ranks: int, per_rank: int | None) -> Placed:  # noqa: ARG001 - parts have no count
@@ -346,22 +342,14 @@ def _times(
 
 
 def _deal(table: Floats, costs: Floats, ranks: NDArray[np.int32], *, in_order: bool) -> None:
-    """In place: items as microbatches of their rank, (dp, m)."""
-    order = np.zeros(len(costs)) if in_order else costs
-    table[ranks, turns(order, ranks, middle=not in_order)] = costs
-
-
-def turns(costs: Floats, ranks: NDArray[np.int32], *, middle: bool) -> Ints:
-    """int64 (n,): which microbatch of its rank each item is. With `middle`, dear ones are in the middle of
-    the step, where a pipeline hides them: at its ends every stage waits for them. Else by falling cost, and
-    equal ones in order.
+    """In place: items as microbatches of their rank, (dp, m). In order, or dear ones in the middle of the
+    step, where a pipeline hides them.
     """
-    order = np.lexsort((-costs, ranks))
-    counts = np.bincount(ranks)
-    place = np.arange(len(costs)) - np.repeat(np.cumsum(counts) - counts, counts)
-    if middle:  # 0, 1, 2, ... to the middle, then right and left of it in turn
-        step = (place + 1) // 2
-        place = (counts[ranks[order]] - 1) // 2 + np.where(place % 2, step, -step)
-    result = np.empty(len(costs), np.int64)
-    result[order] = place
-    return result
+    if in_order:
+        order = np.argsort(ranks, kind="stable")
+        counts = np.bincount(ranks, minlength=len(table))
+        turn = np.empty(len(costs), np.int64)
+        turn[order] = np.arange(len(costs)) - np.repeat(np.cumsum(counts) - counts, counts)
+    else:
+        turn = order_microbatches(costs, ranks, len(table)).astype(np.int64)
+    table[ranks, turn] = costs

@@ -21,9 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dataloader_balancers import BALANCERS, floor, gap, imbalance, loads, pipeline, two_phase_lpt
-from dataloader_balancers.assign import Ranks, place
+from dataloader_balancers.assign import Ranks, order_microbatches, place
 from dataloader_svc.cli.simulate_files import numbers, read_columns, words
-from dataloader_svc.cli.simulate_strategies import turns
 from dataloader_svc.errors import SourceError
 
 Floats = NDArray[np.float64]
@@ -227,7 +226,7 @@ def compare_trace(
         order = np.argsort(placed, axis=1, kind="stable")  # as they ran
         if strategy is not None:
             for step in range(steps):
-                turn = turns(cost[step].sum(axis=-1).ravel(), placed[step], middle=True)
+                turn = order_microbatches(cost[step].sum(axis=-1).ravel(), placed[step], ranks)
                 order[step, placed[step] * num + turn] = np.arange(ranks * num)
         index = np.arange(steps)[:, None]
         forward, backward = (

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dataloader_balancers import BALANCERS
+from dataloader_balancers.simulate import evenly, pipeline
 from dataloader_svc.cli.simulate_files import TEXT, Lengths, draw_steps, mixture_of
-from dataloader_svc.cli.simulate_strategies import Layout, Work, compare, in_groups, strategies, turns
+from dataloader_svc.cli.simulate_strategies import Layout, Work, compare, in_groups, strategies
 from dataloader_svc.errors import ConfigError
 
 
@@ -89,12 +90,16 @@ def test_a_pipeline_has_a_bubble_that_equal_work_has_too():
     assert chunked.bubble == pytest.approx(3 / 11)
 
 
-def test_dear_microbatches_are_in_the_middle():
-    costs, ranks = np.array([5.0, 1, 2, 3, 4, 9]), np.array([0, 0, 0, 0, 0, 1], np.int32)
-    found = turns(costs, ranks, middle=True)
-    assert costs[np.argsort(found[:5])].tolist() == [1, 3, 5, 4, 2]
-    assert found[5] == 0
-    assert turns(costs, ranks, middle=False).tolist() == [0, 4, 3, 2, 1, 0]
+def test_dear_microbatches_are_in_the_middle_unless_they_come_as_they_come():
+    """At the ends they fill and drain the pipeline while all other stages wait."""
+    ends, middle = [9, 1, 1, 1, 1, 1, 1, 9], [1, 1, 1, 9, 9, 1, 1, 1]
+    rows = compare([work(ends)], Layout(1, pp=4), ticking()).rows
+    as_come, arranged, equal = (
+        float(pipeline(evenly(np.array(costs, float), 4), 4).time) for costs in (ends, middle, [3] * 8)
+    )
+    assert arranged < as_come
+    assert rows["arrival"].slowdown == pytest.approx(as_come / equal)
+    assert rows["lpt"].slowdown == pytest.approx(arranged / equal)
 
 
 def test_nothing_that_costs_is_even():
