@@ -1,15 +1,27 @@
 """Packing and balancing for training: pure functions on numpy arrays, of use without the service.
 
 PACKERS   name -> pieces into sequences      (`pack.py`)
-BALANCERS name -> work onto ranks            (`assign.py`)
+BALANCERS name -> work onto ranks            (`assign/`, a file each)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
 A number of ranks for each sequence: `hybrid.py`. Costs are in `cost/`, lower bounds in `bounds.py`,
-what helps where they bind in `remedies.py`, what a step
-would take in `simulate.py`; docs/balancing.md says what each is for.
+what helps where they bind in `remedies.py`, what a step would take in `simulate.py`; docs/balancing.md says
+what each is for.
 """
 
-from dataloader_balancers.assign import BALANCERS, two_phase_lpt
+from dataloader_balancers.assign import (
+    BALANCERS,
+    Cap,
+    Dispatch,
+    Ranks,
+    TwoPlacements,
+    by_groups,
+    loss_weights,
+    order_microbatches,
+    place,
+    two_phase_lpt,
+    two_placements,
+)
 from dataloader_balancers.bounds import (
     Floor,
     Judged,
@@ -44,10 +56,12 @@ __all__ = [
     "CUTS",
     "PACKERS",
     "AudioCost",
+    "Cap",
     "ChosenCut",
     "CostFunctionError",
     "CostModel",
     "CutLoad",
+    "Dispatch",
     "EncoderCost",
     "Floor",
     "FunctionCost",
@@ -58,9 +72,12 @@ __all__ = [
     "LlmCost",
     "ModelShape",
     "PipelineRun",
+    "Ranks",
     "Remedy",
     "StepFloor",
     "StepRun",
+    "TwoPlacements",
+    "by_groups",
     "choose_cut",
     "cut_load",
     "floor",
@@ -69,12 +86,16 @@ __all__ = [
     "imbalance",
     "judge",
     "loads",
+    "loss_weights",
+    "order_microbatches",
     "pack_all",
     "pipeline",
+    "place",
     "remedies",
     "segment_sum",
     "sequence_cost",
     "simulate_step",
     "step_floor",
     "two_phase_lpt",
+    "two_placements",
 ]
