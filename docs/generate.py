@@ -54,7 +54,8 @@ Relative paths start from the folder of the file. `dataloader-svc check FILE` fi
 Which settings may change when a job resumes: mesh, global batch, weights, packing, memory, processes, and sources that
 come or go. Which may not, because the same sample would have other content: `seed`, `tokenizer`, `images`,
 `media_tokens`, `markers`, `eos`, `bos`, `tokenizer_backend`, `tokenizer_options`, and of a source its `format`, field
-names, `shuffle`, `extent`, `chat_template`, `control_words`, `transforms` (and the code of a `map`) and what its files hold. The error names the field.
+names, `shuffle`, `extent`, `chat_template`, `control_words`, `transforms` (and the code of a `map`) and what its files hold; `sequence_length`
+too, where a source has preference pairs that `too_long: truncate` shortens. The error names the field.
 """
 
 
