@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,8 +191,18 @@ class Served:
                 line = child.cmdline()
                 if "dataloader_svc.engine.role" in line:
                     role, index = line[line.index("--role") + 1], line[line.index("--index") + 1]
-                    found[f"{role}-{index}"] = child
+                    name = f"{role}-shadow-{index}" if "--shadow" in line else f"{role}-{index}"
+                    found[self._promoted().get(child.pid, name)] = child
         return found
+
+    def _promoted(self) -> dict[int, str]:
+        """The role that a former shadow is now, by its pid."""
+        taken = re.compile(r"process (\d+) takes its place")
+        return {
+            int(pid): path.stem
+            for path in (self.run_dir / "logs").glob("*.log")
+            for pid in taken.findall(path.read_text())
+        }
 
     def logs(self) -> str:
         """What all roles have written."""

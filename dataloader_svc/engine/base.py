@@ -12,6 +12,9 @@ States of a role:
        delay     └─ WAITING <───────┘          WAITING ──five deaths in a row that never were ready──> FAILED
                                                exit code 2, 3 or 4, whenever ────────────────────────> FAILED
     stop: any ──> STOPPING ──> STOPPED
+
+A *shadow* is a role that stands by, warm: READY means that it could begin at once. Where one of its kind is
+READY, a role that died lives on in it, without a delay, and the shadow is made anew.
 """
 
 from __future__ import annotations
@@ -52,11 +55,12 @@ class RoleSpec:
     role: Role
     index: int
     args: tuple[str, ...] = ()
+    shadow: bool = False
 
     @property
     def name(self) -> str:
-        """`loader-0`: unique in an engine."""
-        return f"{self.role}-{self.index}"
+        """`loader-0`, `loader-shadow-0`: unique in an engine."""
+        return f"{self.role}-shadow-{self.index}" if self.shadow else f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

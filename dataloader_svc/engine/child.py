@@ -2,8 +2,9 @@
 outlives the engine.
 
 The engine gives a child one end of a socket, by number in the environment (`DATALOADER_CONTROL_FD`). The
-child writes lines of JSON, `{"ready": address}` or `{"failed": text}`; the engine writes nothing. The end of
-the stream is the engine's death, whatever it died of: the kernel closes its end. (Linux can also signal a
+child writes lines of JSON, `{"ready": address}` or `{"failed": text}`; the engine writes to a shadow alone,
+`{"promote": index, "log": path}`. The end of the stream is the engine's death, whatever it died of: the
+kernel closes its end. (Linux can also signal a
 child when its parent dies, but that means the *thread* that started it, and a start or exec at the wrong
 moment misses it.) A child that is itself stopped by SIGSTOP notices when it is continued.
 
@@ -23,6 +24,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from dataloader_svc.errors import DataloaderError
 
@@ -36,8 +38,18 @@ class ChildContext:
 
     def __init__(self, control: socket.socket | None = None) -> None:
         self.stop_requested = asyncio.Event()
+        self.promoted = asyncio.Event()
+        self.index: int | None = None
+        """Of a shadow that was promoted: whose place it takes."""
         self.orphaned = False
         self._control = control
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear requests to stop by signal, and to take another's place, in `loop`."""
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop_requested.set)
 
     @classmethod
     def from_environment(cls) -> ChildContext:
@@ -50,7 +62,7 @@ class ChildContext:
         return cls(control)
 
     def ready(self, address: str) -> None:
-        """Tell the engine that this role serves at `address` (host:port). Once a life."""
+        """Tell the engine that this role serves at `address` (host:port), or could, as a shadow."""
         if self._control is None:
             print(f"ready at {address}", flush=True)  # for the person who started it
         self._send({"ready": address})
@@ -72,14 +84,25 @@ class ChildContext:
         ).start()
 
     def _watch(self, control: socket.socket, act: Callable[[], None], grace_s: float) -> None:
-        with contextlib.suppress(OSError):
-            while control.recv(64):
-                pass
+        with contextlib.suppress(OSError), control.makefile("rb") as lines:
+            for line in lines:
+                self._heard(json.loads(line))
         self.orphaned = True
         killer = threading.Timer(grace_s, kill_own_group)
         killer.daemon = True
         killer.start()
         act()
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        """In the watching thread. What is written from now on is the log of the role that died."""
+        log = os.open(message["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log, stream.fileno())
+        os.close(log)
+        self.index = int(message["promote"])
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.promoted.set)
 
     def _send(self, message: dict[str, str]) -> None:
         if self._control is not None:
@@ -111,9 +134,7 @@ def run_child(body: Callable[[ChildContext], Awaitable[None]]) -> int:
 
 
 async def _until_done(body: Callable[[ChildContext], Awaitable[None]], context: ChildContext) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, context.stop_requested.set)
+    context.attend(asyncio.get_running_loop())
     await body(context)
 
 

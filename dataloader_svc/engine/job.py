@@ -109,6 +109,7 @@ class Job:
             RoleSpec("planner", 0),
             *(RoleSpec("loader", index) for index in range(spec.config.loader.count)),
             *(RoleSpec("constructor", index) for index in range(spec.config.constructor.count)),
+            *(RoleSpec("loader", index, shadow=True) for index in range(spec.config.loader.shadows)),
         ]
         log.info("starting %s; logs in %s", ", ".join(role.name for role in roles), spec.run_dir / "logs")
         starts = [asyncio.create_task(self._start_role(self._engine, role)) for role in roles]
@@ -162,8 +163,11 @@ async def _tell_restarts(engine: LocalEngine) -> None:
         seen = await engine.wait_for(lambda roles: roles != before)  # noqa: B023 - is done before the next
         for name, now in seen.items():
             was = before[name]
-            if now.state is RoleState.WAITING and was.state is not now.state and now.last_exit is not None:
+            died = now.state is RoleState.WAITING and was.state is not now.state
+            if died and now.last_exit is not None:
                 log.warning("%s: %s; it is started again", name, describe_exit(now.last_exit))
+            elif now.restarts > was.restarts and was.state is RoleState.READY and now.last_exit is not None:
+                log.warning("%s: %s; a shadow takes its place", name, describe_exit(now.last_exit))
             elif now.state is RoleState.READY and was.state is not now.state:
                 log.warning("%s is back", name)
 

@@ -45,6 +45,7 @@ def role_argv(spec_path: Path) -> Argv:
         return [
             *(sys.executable, "-m", "dataloader_svc.engine.role"),
             *("--role", spec.role, "--index", str(spec.index), "--spec", str(spec_path)),
+            *(("--shadow",) if spec.shadow else ()),
             *spec.args,
         ]
 
@@ -88,6 +89,7 @@ class LocalEngine:
             RestartHistory(self._policy),
             self._clock,
             self._on_change,
+            lambda: None if spec.shadow else self._shadow_of(spec.role),
         )
         self._roles[spec.name] = role
         role.begin()
@@ -120,6 +122,13 @@ class LocalEngine:
                 *(role.stop(grace_s) for role in self._roles.values() if role.spec.role == kind)
             )
         self._on_change()
+
+    def _shadow_of(self, kind: str) -> ChildProcess | None:
+        """The process of a shadow that is warm, which is its no more."""
+        for role in self._roles.values():
+            if role.spec.shadow and role.spec.role == kind and (process := role.give()) is not None:
+                return process
+        return None
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,6 +169,7 @@ class _Role:
         history: RestartHistory,
         clock: Clock,
         on_change: Callable[[], None],
+        shadow: Callable[[], ChildProcess | None],
     ) -> None:
         self.spec = spec
         self.status = RoleStatus(spec.name, RoleState.STARTING)
@@ -170,7 +180,9 @@ class _Role:
         self._history = history
         self._clock = clock
         self._on_change = on_change
+        self._shadow = shadow
         self._process: ChildProcess | None = None
+        self._given = asyncio.Event()
         self._stop = asyncio.Event()
         self._was_ready = False
         self._last_words: str | None = None
@@ -198,10 +210,24 @@ class _Role:
         self.error = None
         self._set(state=RoleState.STOPPED, pid=None, address=None)
 
+    def give(self) -> ChildProcess | None:
+        """Of a shadow: its process, which goes on as another role; None where it isn't warm."""
+        process = self._process
+        if process is None or self.status.state is not RoleState.READY or process.exited.done():
+            return None
+        self._process = None
+        self._given.set()
+        return process
+
     async def _run(self) -> None:
+        process: ChildProcess | None = None
         while not self._stop.is_set():
             began = self._clock.monotonic()
-            code = await self._live()
+            code = await self._live(process)
+            if self._given.is_set():
+                self._given.clear()
+                self._set(state=RoleState.STARTING, pid=None, address=None, restarts=self.status.restarts + 1)
+                continue
             if self._stop.is_set():
                 self._set(state=RoleState.STOPPING, pid=None, address=None, last_exit=code)
                 break
@@ -212,6 +238,13 @@ class _Role:
             if delay_s is None:
                 self._fail(code, "again and again without becoming ready")
                 return
+            process = self._shadow()
+            if process is not None:
+                self.log.note(
+                    f"{self.spec.name}: {describe_exit(code)}; process {process.pid} takes its place"
+                )
+                self._set(state=RoleState.STARTING, last_exit=code, restarts=self.status.restarts + 1)
+                continue
             self.log.note(f"{self.spec.name}: {describe_exit(code)}; starts again in {delay_s:.1f} s")
             self._set(state=RoleState.WAITING, pid=None, address=None, last_exit=code)
             with contextlib.suppress(TimeoutError):
@@ -220,22 +253,35 @@ class _Role:
                 self._set(state=RoleState.STARTING, restarts=self.status.restarts + 1)
         self._never_ready(EngineError(f"{self.spec.name} was stopped before it was ready"))
 
-    async def _live(self) -> int:
-        """One life: its exit code. A process that can't be started has died with code 1."""
+    async def _live(self, process: ChildProcess | None) -> int:
+        """One life, in a process that ran as a shadow or in a new one: its exit code; 0 where it was given.
+
+        A process that can't be started has died with code 1.
+        """
         self._was_ready = False
         self._last_words = None
-        try:
-            with self.log.life(self.spec.name) as output:
-                self._process = process = self._spawn(self._on_message, output)
-        except OSError as error:
-            self._last_words = f"can't be started: {error}"
-            self.log.note(self._last_words)
-            return 1
+        if process is not None:
+            self._process = process
+            process.listener = self._on_message
+            process.send({"promote": self.spec.index, "log": str(self.log.path)})
+        else:
+            try:
+                with self.log.life(self.spec.name) as output:
+                    self._process = process = self._spawn(self._on_message, output)
+            except OSError as error:
+                self._last_words = f"can't be started: {error}"
+                self.log.note(self._last_words)
+                return 1
         self._set(pid=process.pid)
+        given = asyncio.create_task(self._given.wait())
+        ends: set[asyncio.Future[Any]] = {process.exited, given}
         try:
-            return await asyncio.shield(process.exited)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return 0 if self._given.is_set() else process.exited.result()
         finally:
-            process.kill()  # still alive only where this task was cancelled: nobody would supervise it
+            given.cancel()
+            if not self._given.is_set():
+                process.kill()  # still alive only where this task was cancelled: nobody would supervise it
             self._process = None
 
     def _on_message(self, message: Mapping[str, Any]) -> None:

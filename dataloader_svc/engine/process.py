@@ -30,7 +30,7 @@ class ChildProcess:
     ) -> None:
         """Start `argv` with its output to the file descriptor `output`. OSError: it can't be started."""
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self.listener = listener  # another's, once the child goes on under another name
         self._received = b""
         self._control, theirs = socket.socketpair()
         self._control.setblocking(False)
@@ -71,6 +71,11 @@ class ChildProcess:
         if not self.exited.done():
             os.killpg(self.pid, signal.SIGKILL)
 
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the child. Lost where it is dead: its exit tells that."""
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(message).encode() + b"\n")
+
     def _on_control(self) -> bool:
         """Pass complete messages on; tell whether there may be more. Other lines are passed over."""
         try:
@@ -87,7 +92,7 @@ class ChildProcess:
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict):
-                    self._listener(message)
+                    self.listener(message)
         return True
 
     def _on_exit(self) -> None:

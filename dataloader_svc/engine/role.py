@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,40 +60,67 @@ def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | N
     return ConstructorService(spec.config, store, clock, index=index, log_file=log_file)
 
 
-async def run_role(role: str, index: int, spec: JobSpec, context: ChildContext) -> None:
-    """Serve a role until it is asked to stop or its service fails."""
+async def run_role(
+    role: str, index: int, spec: JobSpec, context: ChildContext, *, shadow: bool = False
+) -> None:
+    """Serve a role until it is asked to stop or its service fails.
+
+    A shadow does all but to say that it is there, until it is told whose place it takes.
+    """
     store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
-    written = log_path(spec.run_dir, f"{role}-{index}")
+    name = f"{role}-shadow-{index}" if shadow else f"{role}-{index}"
+    written = log_path(spec.run_dir, name)
     log_file = written if written.exists() else None  # a person who starts a role sees what it says
     service = build(role, index, spec, store, log_file)
     try:
-        if not await _started(service, context):
+        if not await _done(service.start(), context):
             return
         public = role == "constructor" and index == 0
+        called = RoleName(name, log_file)
         server, address = await start_server(
-            {SERVICES[role]: service},
-            spec.address if public else "127.0.0.1:0",
-            role=RoleName(f"{role}-{index}", log_file),
+            {SERVICES[role]: service}, spec.address if public else "127.0.0.1:0", role=called
         )
-        gc.collect()
-        gc.freeze()  # what was imported and opened stays: later collections need not look at it
-        beat = asyncio.create_task(_heartbeat(store, f"endpoint/{role}/{index}", address))
-        await _registered(store, role, index, address)
-        context.ready(address)
-        log.info("%s-%d serves at %s", role, index, address)
         try:
-            await _until_stopped(service, beat, context)
+            gc.collect()
+            gc.freeze()  # what was imported and opened stays: later collections need not look at it
+            if shadow:
+                if not await _stood_by(service, store, f"endpoint/{role}-shadow/{index}", address, context):
+                    return
+                assert context.index is not None
+                index, name = context.index, f"{role}-{context.index}"
+                called.name, called.log = name, log_path(spec.run_dir, name)
+            beat = asyncio.create_task(_heartbeat(store, f"endpoint/{role}/{index}", address))
+            try:
+                await _register(store, f"endpoint/{role}/{index}", address)
+                context.ready(address)
+                log.info("%s serves at %s", name, address)
+                await _until_stopped(service, beat, context)
+            finally:
+                beat.cancel()
         finally:
-            beat.cancel()
             await server.stop(DRAIN_S)
     finally:
         await service.stop()
         await asyncio.to_thread(store.close)
 
 
-async def _started(service: Service, context: ChildContext) -> bool:
-    """Start it; False where the role was asked to stop meanwhile: an index may take minutes to make."""
-    start = asyncio.create_task(service.start())
+async def _stood_by(service: Any, store: Store, key: str, address: str, context: ChildContext) -> bool:
+    """Open what can be opened and wait to be promoted; False where the shadow is asked to stop."""
+    if not await _done(service.warm(), context):
+        return False
+    beat = asyncio.create_task(_heartbeat(store, key, address))
+    await _register(store, key, address)
+    context.ready(address)
+    log.info("stands by at %s", address)
+    try:
+        return await _done(context.promoted.wait(), context)
+    finally:
+        beat.cancel()
+
+
+async def _done(work: Coroutine[Any, Any, Any], context: ChildContext) -> bool:
+    """Wait for it; False where the role was asked to stop meanwhile: an index may take minutes to make."""
+    start = asyncio.create_task(work)
     stop = asyncio.create_task(context.stop_requested.wait())
     try:
         await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,18 +147,17 @@ async def _until_stopped(service: Any, beat: asyncio.Task[None], context: ChildC
         future.result()
 
 
-async def _registered(store: Store, role: str, index: int, address: str) -> None:
+async def _register(store: Store, key: str, address: str) -> None:
     value = json.dumps({"address": address}).encode()
-    await asyncio.to_thread(store.put, f"endpoint/{role}/{index}", value, ttl_s=ENDPOINT_TTL_S)
+    await asyncio.to_thread(store.put, key, value, ttl_s=ENDPOINT_TTL_S)
 
 
 async def _heartbeat(store: Store, key: str, address: str) -> None:
     """Keep the role's address in the registry for as long as it lives, and take it out at the end."""
-    value = json.dumps({"address": address}).encode()
     try:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await asyncio.to_thread(store.put, key, value, ttl_s=ENDPOINT_TTL_S)
+            await _register(store, key, address)
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):  # leaving: the entry expires by itself
             await asyncio.shield(asyncio.to_thread(store.delete, key))
@@ -142,11 +169,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One process of a dataloader-svc job; started by `serve`.")
     parser.add_argument("--role", choices=sorted(SERVICES), required=True)
     parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--shadow", action="store_true", help="stand by until another loader dies")
     parser.add_argument("--spec", type=Path, required=True, help="job.json that `serve` wrote")
     args = parser.parse_args()
+    if args.shadow and args.role != "loader":
+        parser.error("only loaders have shadows: a planner and a constructor start in less than a second")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     spec = JobSpec.read(args.spec)
-    sys.exit(run_child(lambda context: run_role(args.role, args.index, spec, context)))
+    sys.exit(run_child(lambda context: run_role(args.role, args.index, spec, context, shadow=args.shadow)))
 
 
 if __name__ == "__main__":

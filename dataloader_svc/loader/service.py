@@ -94,6 +94,10 @@ class LoaderService:
         log.info("%s: tokenizer %s by %s", self.name, tokenizer.name, tokenizer.backend_used)
         return rules
 
+    async def warm(self) -> None:
+        """Open all sources, so that the first request for any of them finds it open."""
+        await asyncio.gather(*(self._reader(name) for name in self._config.sources))
+
     async def stop(self) -> None:
         """End reads, workers and threads. What threads decode is finished, what is queued is not begun."""
         tasks = [*self._reading.values(), *self._opening.values()]
@@ -124,8 +128,8 @@ class LoaderService:
         )
 
     async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:
-        """Probe columns of a block, which is leased by this."""
-        held = await self._block(_block_id(request), leased=True)
+        """Probe columns of a block, which is leased by this; but for a shadow that only reads ahead."""
+        held = await self._block(_block_id(request), leased=not request.warm)
         return probe_to_frame(probe_columns(held))
 
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:

@@ -22,6 +22,7 @@ from dataloader_client import methods
 from dataloader_client._pb import loader_service_pb2
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
+from dataloader_svc.planner.shadows import Shadows
 from dataloader_svc.rpc.convert import probe_from_frame
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.sample import BlockId, ProbeColumns
@@ -53,6 +54,7 @@ class LoaderPool:
         self._holder: dict[BlockId, str] = {}
         self._calls = asyncio.Semaphore(_CALLS_A_LOADER * count)
         self._said = -_SAY_AGAIN_S
+        self._shadows = Shadows(store, clock)
 
     async def describe(self, source: str, epoch: int) -> tuple[NDArray[np.int64], str]:
         """int64 (num_blocks + 1,) positions where the blocks begin, and the digest of the source's index."""
@@ -72,7 +74,9 @@ class LoaderPool:
             frame = await peer.fetch(methods.PROBE, _request(block), timeout_s=_PROBE_TIMEOUT_S)
             return probe_from_frame(frame)
 
-        return await self._until_it_works(f"read block {block}", self._least_loaded, call)
+        columns = await self._until_it_works(f"read block {block}", self._least_loaded, call)
+        self._shadows.read_ahead(block)
+        return columns
 
     async def release(self, block: BlockId) -> None:
         """Tell the holder that the block is used up. Only a hint: a loader that does not hear it drops it."""
@@ -123,6 +127,7 @@ class LoaderPool:
 
     async def close(self) -> None:
         """End all channels."""
+        await self._shadows.close()
         peers, self._peers = list(self._peers.values()), {}
         await asyncio.gather(*(peer.close() for peer in peers))
 
@@ -171,8 +176,13 @@ class LoaderPool:
     async def _refresh(self) -> None:
         values = await asyncio.to_thread(self._store.items, PREFIX)
         found = [str(json.loads(value)["address"]) for value in values.values()]
-        # What a lost loader held, any other reads again when it is asked for it.
-        self._holder = {block: holder for block, holder in self._holder.items() if holder in found}
+        # What a lost loader held, its shadow may have read; any other reads it again when it is asked.
+        held = self._holder.items()
+        self._holder = {block: holder for block, holder in held if holder in found}
+        promoted = self._shadows.promoted(found)
+        self._holder |= {
+            block: promoted[block] for block, holder in held if holder not in found and block in promoted
+        }
         self._addresses = found
 
     async def _until_known(self, what: str) -> None:

@@ -18,9 +18,9 @@ from dataloader_svc import errors
 from dataloader_svc.errors import DataloaderError, RoleFailed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoleName:
-    """A role as errors name it: `constructor-0`, and its log where it has one."""
+    """A role as errors name it: `constructor-0`, and its log where it has one. A shadow gets another."""
 
     name: str
     log: Path | None = None

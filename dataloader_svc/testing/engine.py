@@ -112,6 +112,53 @@ class EngineContract:
 
         self.drive(tmp_path, scenario)
 
+    def test_a_shadow_takes_the_place_of_a_dead_role_and_is_made_anew(self, tmp_path: Path) -> None:
+        async def scenario(engine: Engine) -> None:
+            await engine.start(spec("loader", 7))
+            shadow = RoleSpec("loader", 0, args=("shadow",), shadow=True)
+            assert await engine.start(shadow) == "host:0"
+            for life in range(1, 4):
+                roles = await engine.wait_for(lambda roles: roles["loader-shadow-0"].state is RoleState.READY)
+                warm, victim = roles["loader-shadow-0"].pid, roles["loader-7"].pid
+                assert victim is not None
+                os.kill(victim, signal.SIGKILL)
+                roles = await engine.wait_for(
+                    lambda roles: (
+                        roles["loader-7"].restarts == life  # noqa: B023 - is done before the next
+                        and roles["loader-7"].state is RoleState.READY
+                    )
+                )
+                assert roles["loader-7"].pid == warm
+                assert roles["loader-7"].address == "host:7"
+                assert roles["loader-7"].last_exit == -signal.SIGKILL
+                roles = await engine.wait_for(
+                    lambda roles: (
+                        roles["loader-shadow-0"].restarts == life  # noqa: B023
+                        and roles["loader-shadow-0"].state is RoleState.READY
+                    )
+                )
+                assert roles["loader-shadow-0"].pid != warm
+            assert engine.logs("loader-7", 1) == [f"loader-7 runs in process {roles['loader-7'].pid}"]
+
+        self.drive(tmp_path, scenario)
+
+    def test_a_shadow_stands_by_for_its_own_kind_and_dies_alone(self, tmp_path: Path) -> None:
+        async def scenario(engine: Engine) -> None:
+            await engine.start(spec("constructor", 0))
+            await engine.start(RoleSpec("loader", 0, args=("shadow",), shadow=True))
+            for name in ("loader-shadow-0", "constructor-0"):
+                before = engine.roles()[name]
+                assert before.pid is not None
+                os.kill(before.pid, signal.SIGKILL)
+                roles = await engine.wait_for(lambda roles: roles[name].restarts == 1)  # noqa: B023
+                roles = await engine.wait_for(lambda roles: roles[name].state is RoleState.READY)  # noqa: B023
+                assert roles[name].pid != before.pid
+            assert engine.roles()["loader-shadow-0"].restarts == 1
+            await engine.stop("loader-shadow-0")
+            assert engine.roles()["loader-shadow-0"].state is RoleState.STOPPED
+
+        self.drive(tmp_path, scenario)
+
     def test_a_role_that_ends_by_itself_is_started_again(self, tmp_path: Path) -> None:
         async def scenario(engine: Engine) -> None:
             await engine.start(spec("loader", 0))

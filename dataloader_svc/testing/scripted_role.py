@@ -7,6 +7,7 @@
     store-error       ends by a StoreError
     stubborn          ready, and never ends by itself, nor does the process that it starts
     slow-start        asks nothing and is never ready, until asked to stop
+    shadow            ready, until promoted; then serves as the role whose place it takes
     babble            writes nonsense to the engine before it is ready
 
 A line `stopped NAME` goes to the file named by SCRIPTED_ROLE_STOPS, where there is one.
@@ -42,10 +43,24 @@ async def play(context: ChildContext, name: str, act: str, more: list[str]) -> N
         await defy(context, name)
     if act != "slow-start":
         context.ready(f"host:{name.rpartition('-')[2]}")
+    if act == "shadow":
+        name = await promoted(context, name)
     print(f"{name} runs in process {os.getpid()}", flush=True)
     await context.stop_requested.wait()
     print(f"{name} was asked to stop", flush=True)
     note_stop(name)
+
+
+async def promoted(context: ChildContext, name: str) -> str:
+    """Stand by; the name that it has from then on."""
+    waits = [asyncio.create_task(event.wait()) for event in (context.promoted, context.stop_requested)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    if context.index is None:
+        return name
+    context.ready(f"host:{context.index}")
+    return f"{name.partition('-')[0]}-{context.index}"
 
 
 def note_stop(name: str) -> None:

@@ -11,6 +11,12 @@ class Loader(Model):
     """Source loaders: processes that read, tokenize and decode."""
 
     count: int = Field(default=2, gt=0, description="Processes.")
+    shadows: int = Field(
+        default=0,
+        ge=0,
+        description="Loaders beside them that stand by, with sources opened and the next blocks read: where "
+        "a loader dies, one takes its place at once. Each takes a loader's memory.",
+    )
     memory: Bytes = Field(default=2**30, description="Encoded samples a loader holds at most.")
     threads: int = Field(default=2, gt=0, description="Decoding threads of each.")
     workers: int | None = Field(
