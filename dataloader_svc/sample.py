@@ -75,22 +75,26 @@ class ProbeColumns:
 
     tokens          int32 (n,)   document length with media placeholders, bos and eos; 0 = bad
     patches         int32 (n,)   encoder patches over all media of the sample
+    frames          int32 (n,)   mel frames over all its sound
     num_bytes       int64 (n,)   encoded size held by the loader
-    media_offsets   int32 (n+1,) ragged index into the three below
+    media_offsets   int32 (n+1,) ragged index into the four below; a long clip of sound is several media
     media_start     int32 (m,)   first token of the medium's placeholder span, in the document
     media_tokens    int32 (m,)   length of the span: never cut
     media_patches   int32 (m,)   patches of the medium
+    media_frames    int32 (m,)   mel frames of the medium
     """
 
     block: BlockId
     start: int
     tokens: NDArray[np.int32]
     patches: NDArray[np.int32]
+    frames: NDArray[np.int32]
     num_bytes: NDArray[np.int64]
     media_offsets: NDArray[np.int32]
     media_start: NDArray[np.int32]
     media_tokens: NDArray[np.int32]
     media_patches: NDArray[np.int32]
+    media_frames: NDArray[np.int32]
     bad: tuple[BadRow, ...] = ()
     incidents: tuple[Incident, ...] = ()
 

@@ -40,14 +40,14 @@ class Field:
     packed: str
     padded: str
     stages: Stages
-    when: Literal["always", "cp", "pairs", "image", "video"]
+    when: Literal["always", "cp", "pairs", "image", "video", "audio"]
     meaning: str
 
 
 # T: tokens of the microbatch on this cp rank. B: its sequences. L: tokens of a padded row on this cp rank.
-# D: documents, padding documents included. P: patches; I: pictures or clips; F: frames of clips; K:
-# placeholder tokens on this rank. Q: preference pairs, S: spans (pieces of samples) of the whole microbatch,
-# before the cp cut.
+# D: documents, padding documents included. P: patches; I: pictures or clips; F: frames of clips. M: mel
+# frames; C: clips of sound. K: placeholder tokens on this rank. Q: preference pairs, S: spans (pieces of
+# samples) of the whole microbatch, before the cp cut.
 _TEXT = (
     Field("input_ids", "int64", "(T,)", "(B, L)", "first", "always", "token ids"),
     Field(
@@ -93,6 +93,19 @@ def _media(kind: Literal["image", "video"], pixels: str) -> tuple[Field, ...]:
     )  # fmt: skip
 
 
+_SOUND = (
+    Field("audio_features", "float32", "(M, bins)", "(M, bins)", "first", "audio",
+          "log-mel frames as Whisper's, clip after clip"),
+    Field("audio_lengths", "int64", "(C,)", "(C,)", "first", "audio",
+          "mel frames of each clip: whole tokens, so the last ones may be silence"),
+    Field("audio_index", "int64", "(K,)", "(K,)", "first", "audio",
+          "for each placeholder token, in token order, its row of the embeddings of all clips, which has "
+          "lengths / frames_per_token of each"),
+    Field("audio_position", "int64", "(K,)", "(K,)", "first", "audio",
+          "where those placeholder tokens stand in this rank's (flattened) input_ids"),
+)  # fmt: skip
+
+
 SPAN_FIELDS = (
     Field("span_source", "int32", "(S,)", "(S,)", "all", "always", "index into the batch's `sources`"),
     Field("span_epoch", "int32", "(S,)", "(S,)", "all", "always", "epoch of the source"),
@@ -117,11 +130,12 @@ FIELDS: tuple[Field, ...] = (
         "video",
         "of each frame, in seconds after the first of its clip; the frames of the rows of video_grid_thw",
     ),
+    *_SOUND,
     *SPAN_FIELDS,
 )
 """Every array of a microbatch. `stages`: which pipeline stage gets it; with pp = 1 a rank is both ends.
-`when`: `cp` only with cp > 1; `pairs` in each batch of a job that has a source of preference pairs; `image`
-and `video` on every rank whenever the step has one anywhere."""
+`when`: `cp` only with cp > 1; `pairs` in each batch of a job that has a source of preference pairs; `image`,
+`video` and `audio` on every rank whenever the step has one anywhere."""
 
 _SPAN_NAMES = frozenset(spec.name for spec in SPAN_FIELDS)
 
@@ -171,7 +185,7 @@ class Batch:
                      by it, and every target token of the step weighs the same wherever it is
     num_pairs        preference pairs of the step over all ranks and microbatches: divide the summed loss of
                      pairs by it
-    presence         {"image": bool, "video": bool}: whether the step has any, on any rank
+    presence         {"image": bool, "video": bool, "audio": bool}: whether the step has any, on any rank
     digest           of the step's set of samples; equal on every mesh
     metrics, trace   what the service measured of the step; seconds by phase
     """
@@ -247,6 +261,7 @@ class Batch:
             "pairs": "no source of this job has preference pairs",
             "image": "step {} has no picture on any rank",
             "video": "step {} has no video on any rank",
+            "audio": "step {} has no sound on any rank",
         }.get(known.when if not self.presence.get(known.when, False) else "", "")
         reason = reason or f"only the {known.stages} pipeline stage, or another layout, has it"
         return f"no {name!r} in this batch: " + reason.format(self.step)

@@ -120,10 +120,10 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
     with tempfile.TemporaryDirectory(prefix="dataloader-audit-") as scratch:
         folder = Path(scratch)
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'audit.db'}")
-        merge_rows = loaded.config.images.merge**2
+        rows = (loaded.config.images.merge**2, loaded.config.mel.frames_per_token)
         with Job(spec) as job, ranks(job.address, mesh) as group:
             for step in group.steps(steps):
-                run.steps.append(_delivery(step, group, merge_rows))
+                run.steps.append(_delivery(step, group, rows))
                 first = next(iter(step.values()))[0]
                 run.metrics.update(first.metrics)
                 advance()
@@ -142,7 +142,8 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
     return run
 
 
-def _delivery(step: Step, group: Ranks, merge_rows: int) -> StepDelivery:
+def _delivery(step: Step, group: Ranks, rows: tuple[int, int]) -> StepDelivery:
+    """`rows`: patches and mel frames of one token."""
     batches = [
         RankBatch(
             coords.dp,
@@ -150,7 +151,7 @@ def _delivery(step: Step, group: Ranks, merge_rows: int) -> StepDelivery:
             batch.microbatch,
             {**batch.numpy, **batch.manifest.columns},
             batch.manifest.sources,
-            merge_rows,
+            *rows,
         )
         for coords, microbatches in step.items()
         for batch in microbatches

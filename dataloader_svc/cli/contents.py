@@ -1,4 +1,4 @@
-"""What stands in the pieces of a batch, for people: text, control tokens, pictures, and which tokens train.
+"""What stands in the pieces of a batch, for people: text, control tokens, media, and which tokens train.
 
 The way back from a batch as a rank receives it (cp = 1, packed) to what it was made of. Pure: the batches
 come from `preview.py`, which shows the result as a table; `preview_page.py` makes a page of it.
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import IGNORED_LABEL, Batch
+from dataloader_svc.media.mel import MelRule
 from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, from_patches
 
@@ -77,7 +78,33 @@ class Medium:
         return from_patches(self.patches, self.grid, self.rule)
 
 
-Part = Run | Medium
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """Sound in the place of its placeholder tokens. features: float32 (mel frames, bins), as in the batch."""
+
+    tokens: int
+    features: NDArray[np.float32]
+    rule: MelRule
+    kind: Literal["audio"] = "audio"
+
+    @property
+    def seconds(self) -> float:
+        """With the silence that fills its last token."""
+        return len(self.features) * self.rule.hop / self.rule.sample_rate
+
+    @property
+    def label(self) -> str:
+        """`audio 3.20 s: 80 tokens`."""
+        return f"{self.kind} {self.seconds:.2f} s: {self.tokens} tokens"
+
+    def frames(self) -> NDArray[np.uint8]:
+        """A picture of it, (1, bins, mel frames, 3): low frequencies below, loud is bright."""
+        low, high = float(self.features.min()), float(self.features.max())
+        grey = (self.features.T[::-1] - low) * (255 / ((high - low) or 1.0))
+        return np.repeat(grey.astype(np.uint8)[None, :, :, None], 3, axis=3)
+
+
+Part = Run | Medium | Clip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +115,9 @@ class Content:
     targets: int
 
     @property
-    def media(self) -> tuple[Medium, ...]:
-        """Its pictures and clips."""
-        return tuple(part for part in self.parts if isinstance(part, Medium))
+    def media(self) -> tuple[Medium | Clip, ...]:
+        """Its pictures, videos and sound."""
+        return tuple(part for part in self.parts if not isinstance(part, Run))
 
     def text(self) -> str:
         """One string: media as their labels in brackets."""
@@ -98,13 +125,17 @@ class Content:
 
 
 def read_contents(
-    batches: Sequence[Batch], wanted: AbstractSet[PieceKey], tokenizer: Tokenizer, rule: VisionRule
+    batches: Sequence[Batch],
+    wanted: AbstractSet[PieceKey],
+    tokenizer: Tokenizer,
+    rule: VisionRule,
+    mel: MelRule,
 ) -> dict[PieceKey, Content]:
     """The `wanted` pieces that the microbatches hold; the others are not decoded."""
     found: dict[PieceKey, Content] = {}
     control = frozenset(tokenizer.control.values())
     for batch in batches:
-        media = list(_media_of(batch, rule))
+        media: list[tuple[int, Medium | Clip]] = [*_media_of(batch, rule), *_clips_of(batch, mel)]
         for span in batch.manifest.spans():
             key = PieceKey(span.source, span.epoch, span.position, span.start, span.length)
             if key in wanted:
@@ -130,11 +161,24 @@ def _media_of(batch: Batch, rule: VisionRule) -> Iterator[tuple[int, Medium]]:
             yield token_of_row[low // merged], medium
 
 
+def _clips_of(batch: Batch, rule: MelRule) -> Iterator[tuple[int, Clip]]:
+    """(first placeholder token in the microbatch, clip) of all sound."""
+    arrays = batch.numpy
+    if "audio_features" not in arrays:
+        return
+    token_of_row = dict(zip(arrays["audio_index"].tolist(), arrays["audio_position"].tolist(), strict=True))
+    at = 0
+    for frames in arrays["audio_lengths"].tolist():
+        clip = Clip(rule.num_tokens(frames), arrays["audio_features"][at : at + frames], rule)
+        yield token_of_row[rule.num_tokens(at)], clip
+        at += frames
+
+
 def _content(
     batch: Batch,
     offset: int,
     length: int,
-    media: Sequence[tuple[int, Medium]],
+    media: Sequence[tuple[int, Medium | Clip]],
     tokenizer: Tokenizer,
     control: AbstractSet[int],
 ) -> Content:

@@ -211,16 +211,17 @@ def _imbalance(explained: Explanation) -> Table:
 
 
 def _pieces(explained: Explanation, sequence: SequenceView) -> Table:
-    sliced = bool(explained.slices)
+    sliced, heard = bool(explained.slices), any(piece.frames for piece in sequence.pieces)
     rows = []
     for piece in sequence.pieces:
         key = piece.key
         here = [_words(explained.slices[key])] if sliced else []
         row = piece.row if piece.row is not None else "unknown"
         whole = _words(((key.start, key.start + key.length),))
-        rows.append((piece.sample, whole, *here, f"{piece.patches:,}", row))
-    columns = ("sample", "tokens", *(["of them here"] if sliced else []), ">patches", "shard:row")
-    return table("", columns, rows)
+        sound = [f"{piece.frames:,}"] if heard else []
+        rows.append((piece.sample, whole, *here, f"{piece.patches:,}", *sound, row))
+    columns = ["sample", "tokens", *(["of them here"] if sliced else []), ">patches"]
+    return table("", (*columns, *([">mel frames"] if heard else []), "shard:row"), rows)
 
 
 def _skipped(plan: Plan) -> Table:

@@ -193,7 +193,7 @@ def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Plac
         (("eos",), lambda: tokenizer.eos_id(config.eos)),
         (("bos",), lambda: tokenizer.bos_id(config.bos)),
     ]
-    for kind, token in (("image", config.media_tokens.image), ("video", config.media_tokens.video)):
+    for kind, token in config.media_tokens:
         if token is not None:
             lookups.append((("media_tokens", kind), partial(tokenizer.token_id, token)))
     for place, lookup in lookups:

@@ -34,6 +34,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import ConfigError, DataError
+from dataloader_svc.media.mel import MelRule
 from dataloader_svc.planner.mixture import Schedule
 from dataloader_svc.planner.place import Strategy
 from dataloader_svc.planner.plan import Plan
@@ -153,7 +154,8 @@ def _view(
     shown = spread_over(count, len(bare))
     wanted: set[PieceKey] = {piece.key for number in shown for piece in bare[number].pieces}
     tokenizer = Tokenizer.of(config, loaded.base_dir)
-    contents = read_contents(batches, wanted, tokenizer, VisionRule(**config.images.model_dump()))
+    vision, mel = VisionRule(**config.images.model_dump()), MelRule(**config.mel.model_dump())
+    contents = read_contents(batches, wanted, tokenizer, vision, mel)
     sequences = sequences_of(plan, Strategy.of(config, loaded.base_dir), rows.row, contents)
     weights = Schedule.of(config.mixture.schedule, plan.sources).weights(plan.step)
     return StepView(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dataloader_svc.cli.contents import Content, Medium, PieceKey, Run
+from dataloader_svc.cli.contents import Clip, Content, Medium, PieceKey, Run
 from dataloader_svc.cli.step_view import PieceView, SequenceView, StepView, colours
 
 _IMAGE_SIDE, _FRAME_SIDE, _FRAMES = 420, 180, 16
@@ -29,7 +29,7 @@ _OVERVIEW = 256  # sequences drawn in the overview
 class Bar:
     """A piece as part of a sequence's bar; places in percent of the sequence length.
 
-    media   (left, width) of its pictures and clips, in percent of the piece
+    media   (left, width) of its pictures, videos and sound, in percent of the piece
     """
 
     piece: PieceView
@@ -42,7 +42,7 @@ class Bar:
 class Picture:
     """A medium on the page. `uris` is empty where the page has no room left for it."""
 
-    medium: Medium
+    medium: Medium | Clip
     uris: tuple[str, ...]
 
 
@@ -66,6 +66,7 @@ def render_page(view: StepView, *, version: str, source_file: str, max_bytes: in
         parts=page_parts(view, max_bytes),
         num_images=sum(medium.kind == "image" for medium in media),
         num_videos=sum(medium.kind == "video" for medium in media),
+        num_clips=sum(medium.kind == "audio" for medium in media),
         target_share=sum(content.targets for content in contents) / max(1, shown_tokens),
         is_run=lambda part: isinstance(part, Run),
     )
@@ -86,7 +87,7 @@ def bars(sequence: SequenceView, sequence_length: int) -> list[Bar]:
 def _media_places(content: Content, length: int) -> Iterator[tuple[float, float]]:
     at = 0
     for part in content.parts:
-        if isinstance(part, Medium):
+        if not isinstance(part, Run):
             yield 100 * at / length, 100 * part.tokens / length
         at += part.tokens
 
@@ -109,9 +110,9 @@ def page_parts(view: StepView, max_bytes: int) -> dict[PieceKey, list[Run | Pict
     return result
 
 
-def _picture(medium: Medium) -> Picture:
+def _picture(medium: Medium | Clip) -> Picture:
     frames = medium.frames()
-    side = _IMAGE_SIDE if medium.kind == "image" else _FRAME_SIDE
+    side = _FRAME_SIDE if medium.kind == "video" else _IMAGE_SIDE
     chosen = np.linspace(0, len(frames) - 1, min(len(frames), _FRAMES)).round().astype(int)
     return Picture(medium, tuple(data_uri(frames[number], side) for number in chosen))
 

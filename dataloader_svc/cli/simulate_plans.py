@@ -82,7 +82,7 @@ def work_of(plan: Plan, strategy: Strategy, cp: int, cut: str) -> Work:
     document costs: it knows no ranks.
     """
     lengths, offsets = plan.pieces.length, plan.sequence_offsets
-    encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets) / cp
+    encoder = segment_sum(strategy.encoder.of_pieces(plan.pieces), offsets) / cp
     tokens = segment_sum(lengths, offsets).astype(np.int64)
     cost = strategy.llm
     if cp > 1 and isinstance(cost, LlmCost):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataloader_balancers import segment_sum
-from dataloader_svc.cli.contents import Content, Medium, PieceKey
+from dataloader_svc.cli.contents import Clip, Content, Medium, PieceKey
 from dataloader_svc.planner.place import Strategy
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.sample import RowRef, SampleId
@@ -26,10 +26,14 @@ _PALETTE = (
 
 @dataclass(frozen=True, slots=True)
 class PieceView:
-    """A document or a part of one. `row` and `content` are None where nobody looked them up."""
+    """A document or a part of one. `row` and `content` are None where nobody looked them up.
+
+    patches, frames   for the encoders: of its pictures and videos, and mel frames of its sound
+    """
 
     key: PieceKey
     patches: int = 0
+    frames: int = 0
     row: RowRef | None = None
     content: Content | None = None
 
@@ -141,13 +145,13 @@ def sequences_of(
     """All sequences of a plan. `row` says where a sample lies; `contents` what stands in some pieces."""
     pieces, offsets = plan.pieces, plan.sequence_offsets
     llm = segment_sum(strategy.llm.of_documents(pieces.length), offsets)
-    encoder = segment_sum(strategy.encoder.of_patches(pieces.patches), offsets)
+    encoder = segment_sum(strategy.encoder.of_pieces(pieces), offsets)
     columns = (pieces.epoch, pieces.position, pieces.start, pieces.length)
     names = [plan.sources[number] for number in pieces.source.tolist()]
     keys = map(PieceKey, names, *(column.tolist() for column in columns))
     views = [
-        PieceView(key, patches, row(SampleId(*key[:3])), (contents or {}).get(key))
-        for key, patches in zip(keys, pieces.patches.tolist(), strict=True)
+        PieceView(key, patches, frames, row(SampleId(*key[:3])), (contents or {}).get(key))
+        for key, patches, frames in zip(keys, pieces.patches.tolist(), pieces.frames.tolist(), strict=True)
     ]
     return tuple(
         SequenceView(number, tuple(views[low:high]), float(llm[number]), float(encoder[number]))
@@ -234,6 +238,7 @@ def piece_json(piece: PieceView) -> dict[str, Any]:
         "start": start,
         "tokens": length,
         "patches": piece.patches,
+        "mel_frames": piece.frames,
     }
     if piece.row is not None:
         values |= {"shard": piece.row.shard, "row": piece.row.row}
@@ -246,7 +251,14 @@ def piece_json(piece: PieceView) -> dict[str, Any]:
     return values
 
 
-def _medium_json(medium: Medium) -> dict[str, Any]:
+def _medium_json(medium: Medium | Clip) -> dict[str, Any]:
+    if isinstance(medium, Clip):
+        return {
+            "kind": medium.kind,
+            "mel_frames": len(medium.features),
+            "seconds": medium.seconds,
+            "tokens": medium.tokens,
+        }
     return {
         "kind": medium.kind,
         "frames": medium.grid[0],

@@ -26,6 +26,7 @@ def cross_problems(config: Config) -> list[Problem]:
         *_batch_problems(config),
         *_mixture_problems(config),
         *_media_problems(config),
+        *_sound_problems(config),
         *_strategy_problems(config.strategy),
     ]
 
@@ -78,7 +79,7 @@ def _mixture_problems(config: Config) -> Iterator[Problem]:
 
 def _media_problems(config: Config) -> Iterator[Problem]:
     for name, source in config.sources.items():
-        for kind in ("image", "video"):
+        for kind in ("image", "video", "audio"):
             if source.has_media(kind) and getattr(config.media_tokens, kind) is None:
                 message = f"source {name!r} has it: name the vocabulary entry that stands in its place"
                 yield ("media_tokens", kind), message
@@ -96,6 +97,23 @@ def _media_problems(config: Config) -> Iterator[Problem]:
                 f"token ({token} pixels): at least {video.most_frames * token}, or fewer frames"
             )
             yield ("sources", name, "video", "max_clip_pixels"), message
+
+
+def _sound_problems(config: Config) -> Iterator[Problem]:
+    mel, most = config.mel, config.sequence_length
+    token_s = mel.hop * mel.frames_per_token / mel.sample_rate
+    for name, source in config.sources.items():
+        if source.audio is None:
+            continue
+        seconds = source.audio.max_seconds
+        tokens = mel.tokens_of(seconds)
+        if tokens < 1:
+            message = f"{seconds:g} s are shorter than one token of sound, {token_s:g} s (`mel`)"
+            yield ("sources", name, "audio", "max_seconds"), message
+        elif tokens > most:
+            limit = f"sequence_length {most}: at most {most * token_s:g} s"
+            message = f"{seconds:g} s are {tokens} tokens, above {limit}"
+            yield ("sources", name, "audio", "max_seconds"), message
 
 
 def smallest_picture(images: Images) -> int:

@@ -28,13 +28,14 @@ _JOB_FIELDS = (
     "tokenizer_backend",
     "tokenizer_options",
     "chat_template",
+    "mel",
 )
 _SOURCE_FIELDS = (
     "format",
     "text",
     "messages",
     "image",
-    "video",
+    "video or audio",
     "shuffle",
     "extent",
     "chat_template",
@@ -63,7 +64,8 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
     job["chat_template"] = settings.get("chat_template") if own else None
     digest = {"job": _short(job[name] for name in _JOB_FIELDS)}
     for name, source in config.sources.items():
-        values = {field: getattr(source, field) for field in _SOURCE_FIELDS}
+        values = {field: getattr(source, field, None) for field in _SOURCE_FIELDS}
+        values["video or audio"] = source.video if source.audio is None else [source.video, source.audio]
         if source.chat_template is not None:
             values["chat_template"] = _file_hash(base_dir / source.chat_template)
         values["transforms"] = _transforms(source, base_dir)

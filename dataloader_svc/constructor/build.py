@@ -57,7 +57,7 @@ def build_step(
 
     presence, loss_weight_sum and num_pairs are of the whole step, whatever ranks are built.
     """
-    samples = gather(plan, fetched, form.pixel_width)
+    samples = gather(plan, fetched, form.pixel_width, form.mel_bins)
     batches: dict[tuple[int, int], list[dict[str, NDArray[Any]]]] = {}
     counts = {}
     for dp in sorted(dp_ranks):

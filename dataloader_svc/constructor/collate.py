@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
-from dataloader_svc.constructor.step import KINDS, Samples, StepPlan
+from dataloader_svc.constructor.ragged import ragged
+from dataloader_svc.constructor.sound import Clips
+from dataloader_svc.constructor.step import AUDIO, KINDS, Samples, StepPlan
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-"""Name of a kind's patches in a batch."""
+"""Name of a kind's patches in a batch; sound has none (`sound.py`)."""
 
 _PAD_DOCUMENT = -1  # attended to: every row and every flash-attention call needs a token
 _FILLER = -2  # masked by attention_mask; only in the padded layout
@@ -29,7 +31,8 @@ class Form:
     """What all batches of a session have in common.
 
     `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes. `pairs`: a source of the
-    job has preference pairs, so all batches have their fields.
+    job has preference pairs, so all batches have their fields. `frames_per_token` mel frames are one token; a
+    frame is `mel_bins` float32.
     """
 
     layout: Layout
@@ -38,6 +41,8 @@ class Form:
     pixel_width: int
     merge: int
     pairs: bool = False
+    mel_bins: int = 128
+    frames_per_token: int = 4
 
     @property
     def multiple(self) -> int:
@@ -101,7 +106,12 @@ def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[
         tokens |= _mask_fields(segments)
     pairs = _Pairs(segments, samples, starts) if form.pairs else None
     spans = _span_fields(plan, segments, starts)
-    media = {kind: _Media(number, segments, samples, starts, form) for number, kind in enumerate(KINDS)}
+    media: dict[str, _Media | Clips] = {
+        kind: _Media(number, segments, samples, starts, form)
+        for number, kind in enumerate(KINDS)
+        if kind in PIXELS
+    }
+    media["audio"] = _clips(segments, samples, starts, form)
     presence = samples.presence
     out = []
     for number, (low, high) in enumerate(zip(segments.bounds, segments.bounds[1:], strict=False)):
@@ -251,20 +261,32 @@ class _Pairs:
         return {"pair_ids": ids, "pair_bounds": bounds}
 
 
+def _media_of(
+    kind: int, segments: _Segments, samples: Samples, starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Media of one kind of a rank's step, in token order: index into `samples`, and first token of each."""
+    real = segments.first_of_piece
+    pieces = segments.piece[real]
+    counts = samples.media_offsets[pieces + 1] - samples.media_offsets[pieces]
+    medium = ragged(samples.media_offsets[pieces], counts)
+    token = np.repeat(starts[real], counts) + samples.media_start[medium]
+    chosen = samples.media_kind[medium] == kind
+    return medium[chosen], token[chosen]
+
+
+def _clips(segments: _Segments, samples: Samples, starts: NDArray[np.int64], form: Form) -> Clips:
+    medium, token = _media_of(AUDIO, segments, samples, starts)
+    return Clips(token, [samples.features[m] for m in medium.tolist()], form.mel_bins, form.frames_per_token)
+
+
 class _Media:
-    """All media of one kind of a rank's step, in token order; `between` cuts out a microbatch's."""
+    """All pictures or videos of a rank's step, in token order; `between` cuts out a microbatch's."""
 
     def __init__(
         self, kind: int, segments: _Segments, samples: Samples, starts: NDArray[np.int64], form: Form
     ) -> None:
         self._name, self._merged = KINDS[kind], form.merge**2
-        real = segments.first_of_piece
-        pieces = segments.piece[real]
-        counts = samples.media_offsets[pieces + 1] - samples.media_offsets[pieces]
-        medium = ragged(samples.media_offsets[pieces], counts)
-        token = np.repeat(starts[real], counts) + samples.media_start[medium]
-        chosen = samples.media_kind[medium] == kind
-        medium, self._token = medium[chosen], token[chosen]
+        medium, self._token = _media_of(kind, segments, samples, starts)
         self._grid = samples.grid_thw[medium]
         self._patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
         views = [samples.pixels[m] for m in medium.tolist()]
@@ -289,40 +311,36 @@ class _Media:
         return fields
 
 
-def ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The runs starts[i], starts[i]+1, ... (counts[i] of them) one after the other."""
-    ends = np.cumsum(counts)
-    runs: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    runs += np.repeat(starts - (ends - counts), counts)
-    return runs
-
-
 def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[int, int]:
     """(bytes while building, bytes kept) that building a step for these dp ranks takes at most.
 
-    Known before anything is fetched. With cp > 1 a picture may be wanted by every cp rank.
+    Known before anything is fetched. With cp > 1 a medium may be wanted by every cp rank.
     """
     # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
-    # may add index and position, 8 each, and a frame, which has one at least, its time on every cp rank.
+    # adds index and position, 8 each, and on every cp rank a frame, which has one at least, its time, and a
+    # clip of sound, which has one at least, its length.
     # Built from: ids 4, targets 1, twice for the masked copy.
     # A pair has a second document and its bounds, 16 bytes, and a number for each token, 4.
-    per_token, per_placeholder, per_piece, fetched = 44, 16 + 4 * form.cp, 48, 6
+    per_token, per_piece, fetched = 44, 48, 6
     if form.pairs:
         per_token, per_piece = per_token + 4, per_piece + 16
-    tokens, pieces, patches = 0, 0, 0
+    tokens, pieces, payload, placeholders = 0, 0, 0, 0
     sums = plan.sequence_tokens
-    total = np.concatenate(([0], np.cumsum(plan.patches)))
+    num_bytes = plan.patches * form.pixel_width + plan.frames * 4 * form.mel_bins
+    indexed = plan.patches // form.merge**2 * (16 + 4 * form.cp)
+    indexed += plan.frames // form.frames_per_token * (16 + 8 * form.cp)
+    totals = [np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed)]
     for sequence in np.flatnonzero(np.isin(plan.dp_rank, list(dp_ranks))).tolist():
         low, high = plan.sequence_offsets[sequence : sequence + 2].tolist()
         tokens += form.padded(int(sums[sequence]))
         pieces += high - low + 2
-        patches += int(total[high] - total[low])
+        payload += int(totals[0][high] - totals[0][low])
+        placeholders += int(totals[1][high] - totals[1][low])
     # An empty microbatch still has its padding.
     tokens += plan.num_microbatches * len(dp_ranks) * form.padded(0)
-    uncut = tokens * per_token + patches * form.pixel_width + patches // form.merge**2 * per_placeholder
-    kept = tokens * per_token + pieces * per_piece + patches * form.pixel_width * form.cp
-    kept += patches // form.merge**2 * per_placeholder
-    everything = int(plan.length.sum()) * fetched + int(plan.patches.sum()) * form.pixel_width
+    uncut = tokens * per_token + payload + placeholders
+    kept = tokens * per_token + pieces * per_piece + payload * form.cp + placeholders
+    everything = int(plan.length.sum()) * fetched + int(num_bytes.sum())
     return everything + (uncut if form.cp > 1 else tokens), kept
 
 

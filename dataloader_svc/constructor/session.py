@@ -88,7 +88,11 @@ class Session:
         self._is = surroundings
         width = 3 * images.patch**2
         pairs = any(source.preference is not None for source in config.sources.values())
-        self._form = Form(config.layout, config.sequence_length, self.sizes.cp, width, images.merge, pairs)
+        self._form = Form(
+            *(config.layout, config.sequence_length, self.sizes.cp, width, images.merge, pairs),
+            mel_bins=config.mel.bins,
+            frames_per_token=config.mel.frames_per_token,
+        )
         self._cut = CUTS[config.strategy.context_parallel]
         self._plans: dict[int, _Planned] = {}
         self._built: dict[int, BuiltStep] = {}

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import FIELDS
-from dataloader_svc.constructor.collate import PIXELS, Form, Microbatch, ragged
-from dataloader_svc.constructor.step import KINDS
+from dataloader_svc.constructor.collate import PIXELS, Form, Microbatch
+from dataloader_svc.constructor.ragged import ragged
+from dataloader_svc.constructor.sound import sound_of_slice
 
 Cut = Callable[[NDArray[np.int32], int], Sequence[NDArray[Any]]]
 """(document bounds, cp) -> for each cp rank, indices of its tokens: a value of CUTS."""
@@ -62,9 +63,12 @@ def _cut_to(microbatch: Microbatch, index: NDArray[np.int64], form: Form) -> dic
     whole = microbatch.arrays
     arrays = {name: whole[name][index] if name in _TOKEN_FIELDS else array for name, array in whole.items()}
     arrays["cp_index"] = index.astype(np.int32)
-    for kind in KINDS:
-        if PIXELS[kind] in whole:
-            arrays |= _media_of(kind, whole, index, int(microbatch.rows[-1]), form.merge**2)
+    total = int(microbatch.rows[-1])
+    for kind, pixels in PIXELS.items():
+        if pixels in whole:
+            arrays |= _media_of(kind, whole, index, total, form.merge**2)
+    if "audio_features" in whole:
+        arrays |= sound_of_slice(whole, index, total, form.frames_per_token)
     return arrays
 
 

@@ -17,8 +17,10 @@ from dataloader_client._pb import loader_service_pb2, plan_pb2
 from dataloader_client.wire import Frame
 from dataloader_svc.errors import DataError, PeerError
 
-KINDS = ("image", "video")
+KINDS = ("image", "video", "audio")
 """Media kinds, by the number that `media_kind` holds."""
+
+AUDIO = KINDS.index("audio")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +28,7 @@ class StepPlan:
     """A placed plan as columns. Sequence i holds pieces [sequence_offsets[i], sequence_offsets[i+1]).
 
     dp_rank, microbatch   (N,) by sequence; the last may be empty ones that placement added
-    source, epoch, position, block, start, length, patches   (n,) by piece
+    source, epoch, position, block, start, length, patches, frames   (n,) by piece
     loader                (n,) index into `loaders` (addresses) of the preferred holder
     masked                bool (n,) pieces that stay without loss: they come again, repaired, in another step
     """
@@ -43,6 +45,7 @@ class StepPlan:
     start: NDArray[np.int64]
     length: NDArray[np.int64]
     patches: NDArray[np.int64]
+    frames: NDArray[np.int64]
     loader: NDArray[np.int64]
     masked: NDArray[np.bool_]
     loaders: tuple[str, ...]
@@ -68,8 +71,10 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
     record = plan.record
     by_piece = {
         name: np.array(getattr(record, name), np.int64)
-        for name in ("source", "epoch", "position", "block", "start", "length", "patches")
+        for name in ("source", "epoch", "position", "block", "start", "length", "patches", "frames")
     }
+    if not len(by_piece["frames"]):  # no piece has sound
+        by_piece["frames"] = np.zeros_like(by_piece["source"])
     loader = np.array(plan.piece_loader, np.int64)
     offsets = np.array(record.sequence_offsets or [0], np.int64)
     sequences = {name: np.array(getattr(plan, name), np.int64) for name in ("dp_rank", "microbatch")}
@@ -130,7 +135,8 @@ class Samples:
     usable          bool (n,)
     media_offsets   (n+1,) media of each piece, index into the rest
     media_kind      (m,) index into KINDS; media_start (m,) first placeholder token in its piece
-    grid_thw        (m, 3); pixels by medium: uint8 (patches, 3*patch*patch)
+    grid_thw        (m, 3), of sound (mel frames, 0, 0); pixels by medium: uint8 (patches, 3*patch*patch)
+    features        by medium: float32 (mel frames, bins) of sound, (0, bins) of others
     times           by medium: float32 (frames,) of a video, (0,) of a picture
     targets_sum     positions of the step that predict a target
     """
@@ -144,6 +150,7 @@ class Samples:
     media_start: NDArray[np.int64]
     grid_thw: NDArray[np.int64]
     pixels: list[NDArray[np.uint8]]
+    features: list[NDArray[np.float32]]
     times: list[NDArray[np.float32]]
     targets_sum: int
     bad: tuple[Bad, ...]
@@ -159,8 +166,12 @@ class Samples:
         return {kind: bool((self.media_kind == number).any()) for number, kind in enumerate(KINDS)}
 
 
-def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], pixel_width: int) -> Samples:
+def gather(
+    plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], pixel_width: int, bins: int = 128
+) -> Samples:
     """Put loaders' answers, each for some pieces of the plan, into the plan's order.
+
+    pixel_width, bins   of a patch and of a mel frame
 
     Raises PeerError for an answer that is no answer to the request, DataError where a sample has changed
     since it was planned: the batch would not be what the plan says.
@@ -173,7 +184,7 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
     targets_sum = 0
     bad: list[Bad] = []
     for pieces, frame in fetched:
-        part = _Part(plan, pieces, frame, pixel_width)
+        part = _Part(plan, pieces, frame, pixel_width, bins)
         for row, piece in enumerate(pieces.tolist()):
             ids[piece], targets[piece], media[piece] = part.piece(row)
         second[pieces], usable[pieces] = part.second, part.usable
@@ -190,6 +201,7 @@ def gather(plan: StepPlan, fetched: Sequence[tuple[NDArray[np.int64], Frame]], p
         media_start=np.array([medium.start for medium in flat], np.int64),
         grid_thw=np.array([medium.grid for medium in flat], np.int64).reshape(-1, 3),
         pixels=[medium.pixels for medium in flat],
+        features=[medium.features for medium in flat],
         times=[medium.times for medium in flat],
         targets_sum=targets_sum,
         bad=tuple(bad),
@@ -201,13 +213,16 @@ class _Medium(NamedTuple):
     start: int
     grid: NDArray[np.int64]
     pixels: NDArray[np.uint8]
+    features: NDArray[np.float32]
     times: NDArray[np.float32]
 
 
 class _Part:
     """One loader's answer, checked."""
 
-    def __init__(self, plan: StepPlan, pieces: NDArray[np.int64], frame: Frame, pixel_width: int) -> None:
+    def __init__(
+        self, plan: StepPlan, pieces: NDArray[np.int64], frame: Frame, pixel_width: int, bins: int
+    ) -> None:
         arrays = frame.arrays
         self._plan, self._pieces, self._meta = plan, pieces, frame.meta
         try:
@@ -219,6 +234,7 @@ class _Part:
             self._kind, self._start = arrays["media_kind"].tolist(), arrays["media_start"].tolist()
             self._grid = arrays["grid_thw"].astype(np.int64).reshape(-1, 3)
             self._times = arrays["frame_times"]
+            self._features = arrays["features"].reshape(-1, bins)
         except (KeyError, ValueError) as error:
             raise PeerError(f"step {plan.step}: a loader's answer lacks or misshapes {error}") from None
         if not len(self.usable) == len(self.second) == len(self._offsets) - 1 == len(pieces):
@@ -232,11 +248,17 @@ class _Part:
         self._compare("patches", found, np.where(plan.masked[pieces], found, plan.patches[pieces]))
         if patches[-1] != len(self._pixels):
             raise PeerError(f"step {plan.step}: {len(self._pixels)} patches for grids of {patches[-1]}")
-        frames = np.where(arrays["media_kind"] == KINDS.index("video"), self._grid[:, 0], 0)
-        self._frames: list[int] = np.concatenate(([0], np.cumsum(frames))).tolist()
+        shown = np.where(arrays["media_kind"] == KINDS.index("video"), self._grid[:, 0], 0)
+        self._frames: list[int] = np.concatenate(([0], np.cumsum(shown))).tolist()
         if self._frames[-1] != len(self._times):
             raise PeerError(f"step {plan.step}: {len(self._times)} times for {self._frames[-1]} frames")
+        heard = np.concatenate(([0], np.cumsum(np.where(arrays["media_kind"] == AUDIO, self._grid[:, 0], 0))))
+        found = heard[arrays["media_offsets"][1:]] - heard[arrays["media_offsets"][:-1]]
+        self._compare("mel frames", found, plan.frames[pieces])
+        if heard[-1] != len(self._features):
+            raise PeerError(f"step {plan.step}: {len(self._features)} mel frames for clips of {heard[-1]}")
         self._patches: list[int] = patches.tolist()
+        self._heard: list[int] = heard.tolist()
         # A token that can't be predicted from the one before it in its own piece is no target.
         self._targets = arrays["targets"] * np.repeat(self.usable, np.diff(self._offsets))
         self._bounds: list[int] = self._offsets.tolist()
@@ -261,6 +283,7 @@ class _Part:
                 self._start[m],
                 self._grid[m],
                 self._pixels[self._patches[m] : self._patches[m + 1]],
+                self._features[self._heard[m] : self._heard[m + 1]],
                 self._times[self._frames[m] : self._frames[m + 1]],
             )
             for m in range(self._media_offsets[row], self._media_offsets[row + 1])

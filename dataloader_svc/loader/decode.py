@@ -1,15 +1,17 @@
-"""The pieces that a plan names, out of held blocks: their tokens, and their media decoded to patches.
+"""The pieces that a plan names, out of held blocks: their tokens, and their media decoded.
 
 `take` copies a piece's tokens and refers to its media, so a block may be dropped as soon as its pieces are
-taken. `decode` fills one array with the patches of all media. A medium that can't be decoded leaves zeros of
-the planned shape, and its piece is marked: every shape holds, and the constructor masks the piece out.
+taken. `decode` fills one array with the patches of all pictures and videos, and one with the mel features of
+all sound. A medium that can't be decoded leaves zeros of the planned shape, and its piece is marked: every
+shape holds, and the constructor masks the piece out.
 Knows no memory limit and no step; the frame is specified in `loader_service.proto` at FetchRequest.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +26,7 @@ from dataloader_svc.loader.read import BlockReader, HeldBlock
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.sample import RowRef, SampleId
-from dataloader_svc.transforms.base import MEDIA_KINDS
+from dataloader_svc.transforms.base import AUDIO, MEDIA_KINDS
 from dataloader_svc.transforms.vision import to_patches
 
 
@@ -38,19 +40,25 @@ class PieceRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """A medium of a piece, still encoded. `start`: its first placeholder in the piece; `grid`: (t, h, w);
-    `times`: float32 (t,) of a video's frames, else (0,).
+    """A medium of a piece, still encoded. `start`: its first placeholder in the piece; `grid` and `first` as
+    in HeldMedia; `times`: float32 (t,) of a video's frames, else (0,).
     """
 
     kind: int
     start: int
     grid: tuple[int, int, int]
+    first: int
     data: bytes | str
     times: NDArray[np.float32]
 
     @property
     def patches(self) -> int:
         return math.prod(self.grid)
+
+    @property
+    def frames(self) -> int:
+        """Mel frames."""
+        return self.grid[0] if self.kind == AUDIO else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ def _media_inside(held: HeldBlock, index: int, piece: PieceRange, name: SampleId
             )
         t, h, w = (int(n) for n in media.grid[i])
         place = (int(media.kind[i]), start - piece.start, (t, h, w))
-        inside.append(Medium(*place, media.data[i], media.times[i]))
+        inside.append(Medium(*place, int(media.first[i]), media.data[i], media.times[i]))
     return inside
 
 
@@ -148,11 +156,12 @@ def check_size(pieces: Sequence[TakenPiece], max_bytes: int) -> None:
     pixels = sum(
         medium.patches * 3 * piece.rule.vision.patch**2 for piece in pieces for medium in piece.media
     )
-    size = 5 * tokens + pixels
+    sound = sum(4 * medium.frames * piece.rule.sound.mel.bins for piece in pieces for medium in piece.media)
+    size = 5 * tokens + pixels + sound
     if max_bytes and size > max_bytes:
         raise Overloaded(
-            f"{len(pieces)} pieces with {tokens} tokens and {pixels} bytes of pixels take {size} bytes, "
-            f"above the {max_bytes} asked for; ask for fewer pieces at a time"
+            f"{len(pieces)} pieces with {tokens} tokens, {pixels} bytes of pixels and {sound} of sound take "
+            f"{size} bytes, above the {max_bytes} asked for; ask for fewer pieces at a time"
         )
 
 
@@ -163,18 +172,23 @@ def decode(
 
     `waiting` runs those that wait for a worker process; None: `pool` does.
     """
-    media = [(number, medium) for number, piece in enumerate(pieces) for medium in piece.media]
-    ends = np.cumsum([0, *(medium.patches for _, medium in media)])
-    pixels = np.empty((int(ends[-1]), 3 * patch**2), np.uint8)
+    media = [medium for piece in pieces for medium in piece.media]
+    pixels = np.empty((sum(medium.patches for medium in media), 3 * patch**2), np.uint8)
+    bins = pieces[0].rule.sound.mel.bins if pieces else 0
+    features = np.empty((sum(medium.frames for medium in media), bins), np.float32)
     tasks, numbers = [], []
-    for (number, medium), start, end in zip(media, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        piece = pieces[number]
-        if piece.silent:
-            pixels[start:end] = 0
-            continue
-        numbers.append(number)
-        executor = (waiting or pool) if only_waits(piece.rule.readers[medium.kind]) else pool
-        tasks.append((executor, partial(_decode_one, piece, medium, pixels[start:end])))
+    patches = frames = 0
+    for number, piece in enumerate(pieces):
+        for clips in _together(piece.media):
+            last, end = patches + clips[0].patches, frames + sum(clip.frames for clip in clips)
+            out = (pixels[patches:last], features[frames:end])  # one of the two is empty
+            patches, frames = last, end
+            if piece.silent:
+                out[0][:], out[1][:] = 0, 0
+                continue
+            numbers.append(number)
+            executor = (waiting or pool) if only_waits(piece.rule.prober(clips[0].kind)) else pool
+            tasks.append((executor, partial(_decode_one, piece, clips, *out)))
     results = run_in_order(tasks)
     ok = np.array([not piece.silent for piece in pieces], np.uint8)
     bad: list[list[Any]] = []
@@ -189,11 +203,12 @@ def decode(
         "targets": _joined([piece.targets for piece in pieces], np.uint8),
         "second": np.array([piece.second for piece in pieces], np.int32),
         "media_offsets": np.cumsum([0, *(len(piece.media) for piece in pieces)], dtype=np.int32),
-        "media_kind": np.array([medium.kind for _, medium in media], np.uint8),
-        "media_start": np.array([medium.start for _, medium in media], np.int32),
-        "grid_thw": np.array([medium.grid for _, medium in media], np.int32).reshape(-1, 3),
-        "frame_times": _joined([medium.times for _, medium in media], np.float32),
+        "media_kind": np.array([medium.kind for medium in media], np.uint8),
+        "media_start": np.array([medium.start for medium in media], np.int32),
+        "grid_thw": np.array([medium.grid for medium in media], np.int32).reshape(-1, 3),
+        "frame_times": _joined([medium.times for medium in media], np.float32),
         "pixels": pixels,
+        "features": features,
         "ok": ok,
     }
     return Frame(arrays, {"bad": bad})
@@ -203,23 +218,45 @@ def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
-def _decode_one(piece: TakenPiece, medium: Medium, out: NDArray[np.uint8]) -> BadSample | None:
-    """Patches of one medium into `out` (patches, 3*patch*patch); zeros and the reason where it can't be."""
-    vision = piece.rule.vision
-    _, height, width = medium.grid
+def _together(media: Sequence[Medium]) -> Iterator[list[Medium]]:
+    """What one call decodes: a medium; of sound, all clips of one, so that nothing is decoded twice."""
+    starts = itertools.accumulate(medium.kind != AUDIO or medium.first == 0 for medium in media)
+    # The first clips of a medium may be in another piece: then the first here begins a group too.
+    for _, clips in itertools.groupby(zip(starts, media, strict=True), key=lambda entry: entry[0]):
+        yield [medium for _, medium in clips]
+
+
+def _decode_one(
+    piece: TakenPiece, clips: Sequence[Medium], pixels: NDArray[np.uint8], features: NDArray[np.float32]
+) -> BadSample | None:
+    """Patches of a medium into `pixels` (patches, 3*patch*patch), or features of the clips of one into
+    `features` (frames, bins); zeros and the reason where it can't be decoded.
+    """
+    medium = clips[0]
     try:
         data = medium.data
         if isinstance(data, str):
             data = piece.reader.read_media(data, piece.row.shard)
-        size = (height * vision.patch, width * vision.patch)
-        frames = piece.rule.reader(medium.kind, piece.name).decode(data, size)
-        if len(frames) != medium.grid[0]:
-            raise BadSample(
-                Reason.BAD_SHAPE,
-                f"{len(frames)} frames, planned with {medium.grid[0]}: the file has changed",
-            )
-        to_patches(frames, vision, out)
+        if medium.kind == AUDIO:
+            assert piece.rule.sound.reader is not None
+            stretches = [(clip.first, clip.frames) for clip in clips]
+            features[:] = piece.rule.sound.reader.features(data, stretches)
+        else:
+            _decode_picture(piece, medium, data, pixels)
     except BadSample as problem:
-        out[:] = 0
+        pixels[:], features[:] = 0, 0
         return problem
     return None
+
+
+def _decode_picture(piece: TakenPiece, medium: Medium, data: bytes, out: NDArray[np.uint8]) -> None:
+    """Of a picture or a video. Raises BadSample."""
+    vision = piece.rule.vision
+    frames, height, width = medium.grid
+    size = (height * vision.patch, width * vision.patch)
+    decoded = piece.rule.reader(medium.kind, piece.name).decode(data, size)
+    if len(decoded) != frames:
+        raise BadSample(
+            Reason.BAD_SHAPE, f"{len(decoded)} frames, planned with {frames}: the file has changed"
+        )
+    to_patches(decoded, vision, out)

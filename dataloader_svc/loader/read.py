@@ -24,7 +24,7 @@ from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.loader.transformed import transformed
 from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
-from dataloader_svc.transforms.base import Documents, MediaSizes, RowColumns
+from dataloader_svc.transforms.base import AUDIO, Documents, MediaSizes, RowColumns
 from dataloader_svc.transforms.document import assemble
 from dataloader_svc.transforms.pairs import joined
 from dataloader_svc.transforms.slots import may_have_media, row_media, without_dead
@@ -49,10 +49,12 @@ class HeldMedia:
     """Media of a block's good samples, in the order of their tokens.
 
     offsets  int32 (n+1,)  sample i has media `offsets[i]:offsets[i+1]`
-    kind     uint8 (k,)    transforms.base.IMAGE or VIDEO
+    kind     uint8 (k,)    transforms.base.IMAGE, VIDEO or AUDIO
     start    int32 (k,)    first placeholder token, in the document
     tokens   int32 (k,)    placeholders
-    grid     int32 (k, 3)  frames, patches down, patches across
+    grid     int32 (k, 3)  frames, patches down, patches across; of sound, which has no patches, mel frames
+                           and zeros
+    first    int32 (k,)    first mel frame of a clip of sound in its medium: a long one is several clips
     data     k encoded media, or paths
     times    k float32 (frames,): of a video's frames, in seconds after the clip's first; else (0,)
     """
@@ -62,6 +64,7 @@ class HeldMedia:
     start: NDArray[np.int32]
     tokens: NDArray[np.int32]
     grid: NDArray[np.int32]
+    first: NDArray[np.int32]
     data: tuple[bytes | str, ...]
     times: tuple[NDArray[np.float32], ...]
 
@@ -70,6 +73,17 @@ class HeldMedia:
         """int32 (k,) encoder patches of each."""
         patches: NDArray[np.int32] = self.grid.prod(axis=1, dtype=np.int32)
         return patches
+
+    @property
+    def frames(self) -> NDArray[np.int32]:
+        """int32 (k,) mel frames of each."""
+        return np.where(self.kind == AUDIO, self.grid[:, 0], 0).astype(np.int32)
+
+    @property
+    def num_bytes(self) -> NDArray[np.int64]:
+        """int64 (k,) of each encoded medium; that of several clips counts with the first of them."""
+        sizes = [len(data) if isinstance(data, bytes) else 0 for data in self.data]
+        return np.where(self.first == 0, np.array(sizes, np.int64), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,7 @@ class HeldBlock:
         """What it takes in memory, small change aside."""
         arrays = self.ids.nbytes + self.targets.nbytes + 24 * len(self.id_offsets)
         arrays += sum(times.nbytes for times in self.media.times)
-        return arrays + sum(len(data) for data in self.media.data if isinstance(data, bytes))
+        return arrays + int(self.media.num_bytes.sum())
 
 
 def read_block(
@@ -117,13 +131,14 @@ def read_block(
         compare = None if compare is None else np.repeat(compare, 2)
         documents, found = _documents(reader, both, rule, compare, pool, waiting or pool)
         documents = joined(documents, found.sizes.tokens, rule.pairs.limit)
+    media = _held_media(documents, found, rule)
     return HeldBlock(
         block=block,
         start=samples.start,
         ids=documents.ids,
         id_offsets=documents.id_offsets,
         targets=documents.targets,
-        media=_held_media(documents, found),
+        media=media,
         bad=_bad_rows(samples, documents),
         ref=_Refs(samples),
         compared=documents.compared,
@@ -167,18 +182,21 @@ def probe_columns(held: HeldBlock) -> ProbeColumns:
     """What the planner is told of a block."""
     media = held.media
     patches = media.patches
-    sizes = np.array([len(data) if isinstance(data, bytes) else 0 for data in media.data], np.int64)
+    frames = media.frames
     tokens = np.diff(held.id_offsets)
     return ProbeColumns(
         block=held.block,
         start=held.start,
         tokens=tokens.astype(np.int32),
         patches=_per_sample(patches, media.offsets).astype(np.int32),
-        num_bytes=tokens * (held.ids.itemsize + held.targets.itemsize) + _per_sample(sizes, media.offsets),
+        frames=_per_sample(frames, media.offsets).astype(np.int32),
+        num_bytes=tokens * (held.ids.itemsize + held.targets.itemsize)
+        + _per_sample(media.num_bytes, media.offsets),
         media_offsets=media.offsets,
         media_start=media.start,
         media_tokens=media.tokens,
         media_patches=patches,
+        media_frames=frames,
         bad=held.bad,
         incidents=held.incidents,
     )
@@ -221,7 +239,7 @@ _Medium = tuple[int, int, bytes | str | BadSample]
 
 
 class _Probed(NamedTuple):
-    """What a medium's header says: (frames, patches down, patches across), and times as in HeldMedia."""
+    """What a medium's header says: grid and times as in HeldMedia, before sound is cut into clips."""
 
     grid: tuple[int, int, int]
     times: NDArray[np.float32]
@@ -252,7 +270,7 @@ def _probe_media(
     for index in range(len(samples)) if may_have_media(samples.columns) else ():
         if index not in bad:
             try:
-                media += [(index, *medium) for medium in row_media(samples.columns, index, rule.readers)]
+                media += [(index, *medium) for medium in row_media(samples.columns, index, rule.kinds)]
             except BadSample as problem:
                 bad[index] = problem
     if not media:
@@ -284,7 +302,7 @@ def _probe_all(
     pools: tuple[Executor, Executor],
 ) -> list[_Probed | BadSample]:
     """In the order of `media`; `pools` are that of most probes, and that of those that only wait."""
-    waits = [only_waits(rule.readers.get(kind)) for _, kind, _ in media]
+    waits = [only_waits(rule.prober(kind)) for _, kind, _ in media]
     here = [i for i, wait in enumerate(waits) if not wait]
     chunks = [(pools[0], here[i : i + _PROBES_A_TASK]) for i in range(0, len(here), _PROBES_A_TASK)]
     chunks += [(pools[1], [i]) for i, wait in enumerate(waits) if wait]
@@ -311,7 +329,9 @@ def _probe_one(
     try:
         if isinstance(data, str):
             data = reader.read_media(data, samples.ref(index).shard)
-        found = rule.readers[kind].probe(data)
+        found = rule.prober(kind).probe(data)
+        if kind == AUDIO:
+            return _Probed((rule.sound.frames(found), 0, 0), np.empty(0, np.float32))
         return _Probed(
             (found.frames, *grid(*rule.size(found), rule.vision)), np.array(found.timestamps, np.float32)
         )
@@ -330,7 +350,7 @@ def _columns(
     sizes = MediaSizes(
         offsets,
         np.array([medium[1] for medium, _ in kept], np.uint8),
-        np.array([num_tokens(*found.grid, rule.vision) for _, found in kept], np.int32),
+        np.array([_tokens(medium[1], found, rule) for medium, found in kept], np.int32),
     )
     return _Media(
         sizes,
@@ -341,14 +361,35 @@ def _columns(
     )
 
 
-def _held_media(documents: Documents, media: _Media) -> HeldMedia:
+def _tokens(kind: int, found: _Probed, rule: SampleRule) -> int:
+    if kind == AUDIO:
+        return rule.sound.mel.num_tokens(found.grid[0])
+    return num_tokens(*found.grid, rule.vision)
+
+
+def _held_media(documents: Documents, media: _Media, rule: SampleRule) -> HeldMedia:
+    """The media in the order of their tokens, sound in clips that the encoder gets at once."""
     index = documents.media_index
+    kind, grid = media.sizes.kind[index], media.grid[index]
+    limit = rule.sound.clip_frames
+    is_sound = kind == AUDIO
+    clips = np.where(is_sound, np.maximum(1, -(-grid[:, 0] // limit)), 1)
+    medium = np.repeat(np.arange(len(index)), clips)
+    number = np.arange(len(medium)) - np.repeat(np.cumsum(clips) - clips, clips)
+    first = number * np.where(is_sound, limit, 0)[medium]
+    grid = grid[medium]
+    grid[:, 0] = np.where(is_sound[medium], np.minimum(grid[:, 0] - first, limit), grid[:, 0])
+    sound_tokens = grid[:, 0] // rule.sound.mel.frames_per_token
+    tokens = np.where(is_sound[medium], sound_tokens, media.sizes.tokens[index][medium])
+    before = first // rule.sound.mel.frames_per_token
+    ends = np.concatenate([[0], np.cumsum(clips)])
     return HeldMedia(
-        documents.media_offsets,
-        media.sizes.kind[index],
-        documents.media_start,
-        media.sizes.tokens[index],
-        media.grid[index],
-        tuple(media.data[i] for i in index.tolist()),
-        tuple(media.times[i] for i in index.tolist()),
+        ends[documents.media_offsets].astype(np.int32),
+        kind[medium],
+        (documents.media_start[medium] + before).astype(np.int32),
+        tokens.astype(np.int32),
+        grid.astype(np.int32),
+        first.astype(np.int32),
+        tuple(media.data[i] for i in index[medium].tolist()),
+        tuple(media.times[i] for i in index[medium].tolist()),
     )

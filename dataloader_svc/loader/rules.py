@@ -9,20 +9,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dataloader_svc.config.schema import Config, Source, VideoFields
-from dataloader_svc.errors import ConfigError
+from dataloader_svc.config.schema import AudioFields, Config, Source, VideoFields
+from dataloader_svc.errors import BadSample, ConfigError, Reason
 from dataloader_svc.media import worker_media
-from dataloader_svc.media.base import MediaProbe, MediaReader
+from dataloader_svc.media.base import MediaProbe, MediaReader, Prober, SoundReader
 from dataloader_svc.media.cropped import CroppedReader
+from dataloader_svc.media.mel import MelRule
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.worker_reader import WorkerReader
 from dataloader_svc.media.workers import Limits, WorkerPool
 from dataloader_svc.sample import SampleId, keyed_rng
-from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO
+from dataloader_svc.transforms.base import AUDIO, IMAGE, MEDIA_KINDS, VIDEO
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
 from dataloader_svc.transforms.pairs import PairRule
@@ -32,10 +33,31 @@ from dataloader_svc.transforms.vision import VisionRule, smart_resize
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRule:
-    """How samples of a source become documents and pixels.
+class SoundRule:
+    """How a clip of sound becomes features.
 
-    readers    by media kind, of the kinds that the source maps
+    reader      None: the source has no sound
+    clip_frames mel frames that the encoder gets at once, whole tokens; `longer` as in `AudioFields`
+    """
+
+    reader: SoundReader | None = None
+    mel: MelRule = field(default_factory=MelRule)
+    clip_frames: int = 3000
+    longer: str = "split"
+
+    def frames(self, found: MediaProbe) -> int:
+        """Mel frames that are taken of a clip. Raises BadSample TOO_LONG."""
+        if found.frames > self.clip_frames and self.longer == "drop":
+            seconds = found.frames * self.mel.hop / self.mel.sample_rate
+            raise BadSample(Reason.TOO_LONG, f"{seconds:.2f} s of sound, and audio.longer is drop")
+        return min(found.frames, self.clip_frames) if self.longer == "truncate" else found.frames
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRule:
+    """How samples of a source become documents, pixels and features.
+
+    readers    by media kind, of the kinds that the source maps, but for sound, which `sound` reads
     verify     share of documents to encode a second time, by the tokenizer's reference; drawn by `seed`
     transforms of the source, prepared
     crop       of its pictures; then `readers` says their size, and `reader` cuts them
@@ -55,6 +77,18 @@ class SampleRule:
     drop_bad: bool = False
     max_clip_pixels: int = VideoFields.model_fields["max_clip_pixels"].default
     pairs: PairRule | None = None
+    sound: SoundRule = field(default_factory=SoundRule)
+
+    @property
+    def kinds(self) -> frozenset[int]:
+        """Kinds of media that rows may hold."""
+        return frozenset(self.readers) | (frozenset() if self.sound.reader is None else {AUDIO})
+
+    def prober(self, kind: int) -> Prober:
+        """Who says how large a medium is. KeyError for a kind that is none of `kinds`."""
+        if kind == AUDIO and self.sound.reader is not None:
+            return self.sound.reader
+        return self.readers[kind]
 
     def size(self, found: MediaProbe) -> tuple[int, int]:
         """(height, width) that each frame of a medium is given. Raises BadSample BAD_SHAPE."""
@@ -89,8 +123,8 @@ def sample_rule(
 ) -> SampleRule:
     """The rule of source `name`. Raises ConfigError for a token, template or library that doesn't serve.
 
-    workers   where videos are probed and decoded (`decode_workers`). None: in this process, for whoever
-              knows the clips, since one of a stranger's may hang it for ever
+    workers   where videos and sound are probed and decoded (`decode_workers`). None: in this process, for
+              whoever knows the clips, since one of a stranger's may hang it for ever
     """
     source = config.sources[name]
     transforms = _prepared(source, base_dir)
@@ -111,6 +145,7 @@ def sample_rule(
         drop_bad=source.interleaved is not None and source.interleaved.on_bad_image == "drop",
         max_clip_pixels=(source.video or VideoFields()).max_clip_pixels,
         pairs=_pairs(config, source),
+        sound=_sound(config, source, workers),
     )
 
 
@@ -158,11 +193,10 @@ def _naming(source: Source, number: int) -> Iterator[None]:
 
 def _kinds(config: Config, source: Source) -> set[int]:
     """Kinds of media that rows may hold: in fields of their own, or where the job has a token, in parts."""
-    tokens = (config.media_tokens.image, config.media_tokens.video)
     return {
         kind
         for kind, name in enumerate(MEDIA_KINDS)
-        if source.has_media(name) or (source.has_parts and tokens[kind] is not None)
+        if source.has_media(name) or (source.has_parts and getattr(config.media_tokens, name) is not None)
     }
 
 
@@ -186,6 +220,22 @@ def _readers(
 
             readers[VIDEO] = reader_of(settings)
     return readers
+
+
+def _sound(config: Config, source: Source, workers: WorkerPool | None) -> SoundRule:
+    fields, mel = source.audio or AudioFields(), MelRule(**config.mel.model_dump())
+    if AUDIO not in _kinds(config, source):
+        return SoundRule(mel=mel)
+    settings = {"rule": asdict(mel), "max_source_seconds": fields.max_source_seconds}
+    reader: SoundReader
+    if workers is not None:
+        reader = WorkerReader(workers, MEDIA_KINDS[AUDIO], settings)
+    else:
+        from dataloader_svc.media.audio import reader_of
+
+        reader = reader_of(settings)
+    clip_frames = config.mel.tokens_of(fields.max_seconds) * mel.frames_per_token
+    return SoundRule(reader, mel, clip_frames, fields.longer)
 
 
 def _video_settings(config: Config, video: VideoFields) -> dict[str, Any]:

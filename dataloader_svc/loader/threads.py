@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from dataloader_svc.media.base import MediaReader
+from dataloader_svc.media.base import Prober
 from dataloader_svc.media.worker_reader import WorkerReader
 
 Result = TypeVar("Result")
 
 
-def only_waits(reader: MediaReader | None) -> bool:
+def only_waits(reader: Prober | None) -> bool:
     """Whether a thread that calls this reader waits for another process."""
     return isinstance(reader, WorkerReader)
 

@@ -39,6 +39,7 @@ def undecodable(
         if positions is not None and piece.name.position not in positions:
             continue
         needs = sum(medium.patches for medium in piece.media) * 3 * rule.vision.patch**2
+        needs += sum(medium.frames for medium in piece.media) * 4 * rule.sound.mel.bins
         if group and size + needs > pixel_bytes:
             yield from _failing(group, rule, pool)
             group, size = [], 0

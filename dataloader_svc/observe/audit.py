@@ -22,14 +22,14 @@ Span = tuple[str, int, int, int, int]
 """(source, epoch, position, start, length): a piece of a document."""
 
 TOKEN_FIELDS = ("input_ids", "labels", "position_ids", "loss_weight")
-MEDIA = {"image": "pixel_values", "video": "pixel_values_videos"}
+MEDIA = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "audio_features"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankBatch:
     """One microbatch as one rank received it: `arrays` by field name, `span_*` columns among them.
 
-    `merge_rows` is the number of patches of one token.
+    `merge_rows` is the number of patches of one token, `frames_per_token` that of mel frames.
     """
 
     dp: int
@@ -38,6 +38,7 @@ class RankBatch:
     arrays: Mapping[str, NDArray[Any]]
     sources: Sequence[str]
     merge_rows: int
+    frames_per_token: int = 4
 
     def spans(self) -> list[tuple[Span, int, int]]:
         """(span, sequence number, token offset before the cp cut) of each piece."""
@@ -86,7 +87,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Content:
-    """Topology-free content of one piece: tokens before the cut, and the pixels of each placeholder token."""
+    """Topology-free content of one piece: tokens before the cut, and what stands behind each placeholder."""
 
     fields: dict[str, NDArray[Any]] = field(default_factory=dict)
     ranks: set[str] = field(default_factory=set)
@@ -138,7 +139,7 @@ def _join(slices: Sequence[RankBatch], where: str) -> dict[str, NDArray[Any]]:
 
 
 def _pixels_by_token(batch: RankBatch, rank: str) -> dict[str, NDArray[np.uint64]]:
-    """A checksum of the patches behind each placeholder token, 0 where there is none: (T_local,) a kind."""
+    """A checksum of the patches or mel frames behind each placeholder, 0 where none is: (T_local,) a kind."""
     checksums = {}
     tokens = batch.arrays["input_ids"]
     for kind, pixels_name in MEDIA.items():
@@ -149,7 +150,8 @@ def _pixels_by_token(batch: RankBatch, rank: str) -> dict[str, NDArray[np.uint64
             if len(where) != len(index):
                 raise ValueError(f"{rank}: {len(where)} {kind} placeholders but {len(index)} embeddings")
             pixels = batch.arrays[pixels_name]
-            grouped = pixels.reshape(len(pixels) // batch.merge_rows, -1)
+            rows = batch.frames_per_token if kind == "audio" else batch.merge_rows
+            grouped = pixels.view(np.uint8).reshape(len(pixels) // rows, -1)
             sums[where] = _checksum(grouped)[index]
         checksums[pixels_name] = sums
     return checksums

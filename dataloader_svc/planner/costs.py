@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dataloader_balancers import CostFunctionError, CostModel, EncoderCost, FunctionCost, LlmCost
 from dataloader_balancers.cost import ConfigError as ShapeError
@@ -13,6 +17,7 @@ from dataloader_balancers.cost import read_llm, read_vision
 from dataloader_svc.config.code_import import import_function
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError
+from dataloader_svc.planner.pieces import Pieces
 
 Shape = TypeVar("Shape")
 
@@ -28,6 +33,21 @@ class CostError(ConfigError):
 _LLM, _ENCODER = ("strategy", "cost", "llm"), ("strategy", "cost", "encoder")
 _DEFAULT_MODEL = "7b"
 _DEFAULT_PATCH = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCost:
+    """Of what a piece holds for the encoders: its patches, and `per_frame` for each mel frame of its sound.
+
+    A clip of sound is at most `audio.max_seconds` long, so a constant for each frame serves.
+    """
+
+    patches: EncoderCost | FunctionCost
+    per_frame: float
+
+    def of_pieces(self, pieces: Pieces) -> NDArray[np.float64]:
+        """float64 (n,)."""
+        return self.patches.of_patches(pieces.patches) + self.per_frame * pieces.frames
 
 
 def llm_cost(config: Config, base_dir: Path = Path()) -> CostModel:
@@ -61,6 +81,11 @@ def encoder_cost(config: Config, base_dir: Path = Path()) -> EncoderCost | Funct
         shape = _shape(base_dir / cost.config, (*_ENCODER, "config"), read_vision)
         return shape.cost.linearised(max(config.images.max_pixels // config.images.patch**2, 1))
     return EncoderCost(_DEFAULT_PATCH if cost.patches is None else cost.patches)
+
+
+def media_cost(config: Config, base_dir: Path = Path()) -> MediaCost:
+    """The cost of a piece's media in their encoders. Raises CostError as `llm_cost` does."""
+    return MediaCost(encoder_cost(config, base_dir), config.strategy.cost.encoder.frames)
 
 
 def _shape(path: Path, place: tuple[str, ...], read: Callable[[Mapping[str, Any]], Shape]) -> Shape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from dataloader_svc.sample import BadRow, BlockId, ProbeColumns
 Column = NDArray[np.int64]
 TooLong = Literal["split", "truncate", "drop", "error"]
 
-_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block")
+_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,7 @@ class Pieces:
     epoch, position   name the sample; `block` holds it
     start, length     tokens of the document
     patches   encoder patches of the media inside the range
+    frames    mel frames of the sound inside the range
     """
 
     source: Column
@@ -40,6 +41,7 @@ class Pieces:
     length: Column
     patches: Column
     block: Column
+    frames: Column
 
     @classmethod
     def empty(cls) -> Self:
@@ -58,6 +60,11 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.length)
+
+    @property
+    def has_media(self) -> NDArray[np.bool_]:
+        """(n,) whether there is any in the range: such a piece is never cut again."""
+        return (self.patches > 0) | (self.frames > 0)
 
     @property
     def tokens(self) -> int:
@@ -96,8 +103,8 @@ class BlockPieces:
     start, stop     positions of the block
     position        (g,) of each usable sample, ascending
     ends            (g+1,) cumulative tokens of the usable samples, after the rule: what the mixture counts
-    piece_offsets   (g+1,) pieces of each sample, index into the three below
-    piece_start, piece_length, piece_patches   (p,)
+    piece_offsets   (g+1,) pieces of each sample, index into the four below
+    piece_start, piece_length, piece_patches, piece_frames   (p,)
     skipped         what is passed over, ascending by position
     """
 
@@ -110,6 +117,7 @@ class BlockPieces:
     piece_start: Column
     piece_length: Column
     piece_patches: Column
+    piece_frames: Column
     skipped: tuple[SkippedRow, ...]
 
     def run(self, first: int, last: int, source: int) -> Pieces:
@@ -125,6 +133,7 @@ class BlockPieces:
             length=self.piece_length[low:high],
             patches=self.piece_patches[low:high],
             block=np.full(size, self.block.block, np.int64),
+            frames=self.piece_frames[low:high],
         )
 
     def skipped_between(self, first: int, stop: int) -> tuple[SkippedRow, ...]:
@@ -166,7 +175,7 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces
         if position not in skipped:
             skipped[position] = SkippedRow(position, "", 0, Reason.BAD_RECORD, "its probe has no tokens")
     counts = (tokens > 0).astype(np.int64)
-    parts: dict[int, list[tuple[int, int, int]]] = {}
+    parts: dict[int, list[_Range]] = {}
     for index in np.flatnonzero(tokens > sequence_length).tolist():
         if rule == "error":
             raise TooLongError(probe.start + index, int(tokens[index]))
@@ -179,19 +188,19 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces
                 f"{tokens[index]} tokens, sequence_length {sequence_length}",
             )
             skipped[position] = SkippedRow(position, "", 0, Reason.TOO_LONG, detail)
-        tokens[index] = sum(length for _, length, _ in pieces)
+        tokens[index] = sum(piece.length for piece in pieces)
     usable = np.flatnonzero(tokens > 0)
     offsets = np.concatenate([[0], np.cumsum(counts[usable])])
     start = np.zeros(int(offsets[-1]), np.int64)
-    length, patches = (
-        np.repeat(tokens[usable], counts[usable]),
-        np.repeat(probe.patches[usable].astype(np.int64), counts[usable]),
+    length, patches, frames = (
+        np.repeat(column[usable].astype(np.int64), counts[usable])
+        for column in (tokens, probe.patches, probe.frames)
     )
     first = dict(zip(usable.tolist(), offsets.tolist(), strict=False))
     for index, pieces in parts.items():
         if pieces:
             span = slice(first[index], first[index] + len(pieces))
-            start[span], length[span], patches[span] = np.array(pieces, np.int64).T
+            start[span], length[span], patches[span], frames[span] = np.array(pieces, np.int64).T
     return BlockPieces(
         block=probe.block,
         start=probe.start,
@@ -202,18 +211,26 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces
         piece_start=start,
         piece_length=length,
         piece_patches=patches,
+        piece_frames=frames,
         skipped=tuple(skipped[position] for position in sorted(skipped)),
     )
 
 
-def _ranges(
-    probe: ProbeColumns, index: int, rule: TooLong, sequence_length: int
-) -> list[tuple[int, int, int]]:
-    """(start, length, patches) of each piece of a document that is too long; none where it is passed over."""
+class _Range(NamedTuple):
+    """A piece, as in `Pieces`."""
+
+    start: int
+    length: int
+    patches: int
+    frames: int
+
+
+def _ranges(probe: ProbeColumns, index: int, rule: TooLong, sequence_length: int) -> list[_Range]:
+    """Each piece of a document that is too long; none where it is passed over."""
     media = slice(int(probe.media_offsets[index]), int(probe.media_offsets[index + 1]))
     starts = probe.media_start[media].astype(np.int64)
     lengths = probe.media_tokens[media].astype(np.int64)
-    patches = probe.media_patches[media].astype(np.int64)
+    patches, frames = probe.media_patches[media], probe.media_frames[media]
     total = int(probe.tokens[index])
     if rule == "drop" or (rule == "split" and len(lengths) and int(lengths.max()) > sequence_length):
         return []
@@ -227,7 +244,7 @@ def _ranges(
         if end == at:  # `truncate` of a document that begins with a medium longer than a sequence
             break
         inside = (starts >= at) & (starts < end)
-        pieces.append((at, end - at, int(patches[inside].sum())))
+        pieces.append(_Range(at, end - at, int(patches[inside].sum()), int(frames[inside].sum())))
         if rule == "truncate":
             break
         at = end

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from dataloader_balancers import (
     BALANCERS,
     CostModel,
-    EncoderCost,
-    FunctionCost,
     floor,
     gap,
     imbalance,
@@ -32,7 +30,7 @@ from dataloader_balancers import (
 )
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, MeshError
-from dataloader_svc.planner.costs import encoder_cost, llm_cost
+from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.registry import nearest
 
@@ -57,7 +55,7 @@ class Strategy:
     balance: str
     per_microbatch: int
     llm: CostModel
-    encoder: EncoderCost | FunctionCost
+    encoder: MediaCost
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -69,7 +67,7 @@ class Strategy:
                 f"strategy.balance: unknown balancer {name!r}; known: {', '.join(known)}"
                 f"{nearest(name, known)}"
             )
-        llm, encoder = llm_cost(config, base_dir), encoder_cost(config, base_dir)
+        llm, encoder = llm_cost(config, base_dir), media_cost(config, base_dir)
         return cls(name, config.global_batch.per_microbatch, llm, encoder)
 
 
@@ -93,7 +91,7 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
     """
     lengths, offsets = plan.pieces.length, plan.sequence_offsets
     llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
-    encoder = segment_sum(strategy.encoder.of_patches(plan.pieces.patches), offsets)
+    encoder = segment_sum(strategy.encoder.of_pieces(plan.pieces), offsets)
     per_rank = num_microbatches(plan.num_sequences, mesh, strategy.per_microbatch) * strategy.per_microbatch
     empty = np.zeros(mesh.dp * per_rank - plan.num_sequences)
     llm, encoder = np.append(llm, empty), np.append(encoder, empty)

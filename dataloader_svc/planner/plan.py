@@ -25,7 +25,7 @@ from dataloader_svc.sample import BlockId
 
 VERSION = 1
 
-_UINT_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block")
+_UINT_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +89,8 @@ class Plan:
     def to_message(self) -> plan_pb2.PlanRecord:
         """As it goes to the log and to constructors."""
         columns: dict[str, Any] = {name: getattr(self.pieces, name).tolist() for name in _UINT_COLUMNS}
+        if not self.pieces.frames.any():
+            del columns["frames"]
         return plan_pb2.PlanRecord(
             version=VERSION,
             step=self.step,
@@ -138,7 +140,7 @@ class Plan:
             sources=tuple(record.sources),
             sequence_length=sequence_length,
             sequence_offsets=np.array(record.sequence_offsets, np.int64),
-            pieces=Pieces(*(np.array(getattr(record, name), np.int64) for name in _UINT_COLUMNS)),
+            pieces=Pieces(*(piece_column(record, name) for name in _UINT_COLUMNS)),
             skipped=tuple(
                 (s.source, s.epoch, SkippedRow(s.position, s.shard, s.row, s.reason, s.detail))
                 for s in record.skipped
@@ -154,6 +156,12 @@ class Plan:
                 f"record says {record.digest.hex()}"
             )
         return plan
+
+
+def piece_column(record: plan_pb2.PlanRecord, name: str) -> NDArray[np.int64]:
+    """A column of a record's pieces, int64 (n,). `frames` is not written where no piece has sound."""
+    values = np.array(getattr(record, name), np.int64)
+    return values if len(values) or name != "frames" else np.zeros(len(record.source), np.int64)
 
 
 def blocks_of(sources: tuple[str, ...], pieces: Pieces) -> set[BlockId]:

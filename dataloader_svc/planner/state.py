@@ -200,7 +200,8 @@ def _source_json(source: SourceState) -> dict[str, Any]:
 
 
 def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64]) -> list[list[Any]]:
-    """[source, epoch, position, start, length, patches, block, age, piece length] of each run of pieces.
+    """[source, epoch, position, start, length, patches, block, age, piece length] of each run of pieces, and
+    its mel frames where it has any.
 
     A run is what follows in the same document without media, in pieces of one length, the last perhaps
     shorter: what a very long document leaves over is one entry.
@@ -208,7 +209,7 @@ def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64
     if not len(waiting):
         return []
     follows = waiting.start[1:] == waiting.start[:-1] + waiting.length[:-1]
-    follows &= (waiting.patches[1:] == 0) & (waiting.patches[:-1] == 0) & (age[1:] == age[:-1])
+    follows &= ~waiting.has_media[1:] & ~waiting.has_media[:-1] & (age[1:] == age[:-1])
     for column in (waiting.source, waiting.epoch, waiting.position):
         follows &= column[1:] == column[:-1]
     follows &= waiting.length[1:] <= waiting.length[:-1]
@@ -216,16 +217,19 @@ def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64
     follows[1:] &= ~shortens[:-1]  # nothing follows the shorter last piece of a run
     first = np.flatnonzero(np.concatenate([[True], ~follows]))
     run, length = waiting.take(first), np.add.reduceat(waiting.length, first)
-    columns = (run.epoch, run.position, run.start, length, run.patches, run.block, age[first], run.length)
-    rows = np.stack(columns, axis=1).tolist()
+    columns = (
+        *(run.epoch, run.position, run.start, length, run.patches, run.block),
+        *(age[first], run.length, run.frames),
+    )
+    rows = [row if row[-1] else row[:-1] for row in np.stack(columns, axis=1).tolist()]
     return [[names[source], *row] for source, row in zip(run.source.tolist(), rows, strict=True)]
 
 
 def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
     number = {name: index for index, name in enumerate(names)}
-    table = np.array([[number[name], *row] for name, *row in runs], np.int64).reshape(-1, 9)
-    source, epoch, position, start, length, patches, block, age, piece = table.T
-    whole = Pieces(source, epoch, position, start, length, patches, block)
+    table = np.array([[number[name], *row, 0][:10] for name, *row in runs], np.int64).reshape(-1, 10)
+    source, epoch, position, start, length, patches, block, age, piece, frames = table.T
+    whole = Pieces(source, epoch, position, start, length, patches, block, frames)
     pieces, index = _cut_each(whole, piece)
     return pieces, age[index]
 
@@ -239,11 +243,11 @@ def _recut(
 ) -> tuple[Pieces, NDArray[np.int64]]:
     long = waiting.length > sequence_length
     pair = np.isin(waiting.source, [number for number, name in enumerate(names) if name in whole])
-    uncut = np.flatnonzero(long & (pair | (waiting.patches > 0)))
+    uncut = np.flatnonzero(long & (pair | waiting.has_media))
     if len(uncut):
         first = int(uncut[0])
         name = repr(names[int(waiting.source[first])])
-        what = f"preference pair of {name}" if pair[first] else f"document of {name} with pictures"
+        what = f"preference pair of {name}" if pair[first] else f"document of {name} with media"
         raise StateError(
             f"a waiting {what} has "
             f"{waiting.length[first]} tokens, and sequence_length is now {sequence_length}: resume once with "

@@ -10,11 +10,13 @@ from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRe
 _PROBE_DTYPES = {
     "tokens": np.int32,
     "patches": np.int32,
+    "frames": np.int32,
     "num_bytes": np.int64,
     "media_offsets": np.int32,
     "media_start": np.int32,
     "media_tokens": np.int32,
     "media_patches": np.int32,
+    "media_frames": np.int32,
 }
 
 

@@ -39,7 +39,7 @@ class Extent(NamedTuple):
 class Fields:
     """Which of a row's fields serve: role -> field name(s), from the YAML.
 
-    Roles: `text`, `messages`, `image`, `video`, `interleaved` or `texts` and `images`, `input_ids`,
+    Roles: `text`, `messages`, `image`, `video`, `audio`, `interleaved` or `texts` and `images`, `input_ids`,
     `loss_mask`, `prompt`, `chosen` and `rejected`. Several names for a role: the first that a row has.
 
     raw       fields that the source's transforms look at (`filter`, `map`), by their own names: a column of
@@ -63,11 +63,11 @@ class Fields:
 class Rows:
     """Rows of one extent, in file order, as columns.
 
-    columns    role -> one value a row: text `str`; messages `list[dict]` (`chat_shapes.py`); image and video
-               `list` of `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty for
-               none; interleaved `list[dict]` (`parts.py`); texts and images lists as they stand; input_ids
-               and loss_mask arrays of whole numbers; prompt, chosen and rejected `str`, or messages as
-               above. `fields.role_value` makes each.
+    columns    role -> one value a row: text `str`; messages `list[dict]` (`chat_shapes.py`); image, video,
+               audio `list` of `bytes` (encoded) or `str` (a path or URL to read), never None inside, empty
+               for none; interleaved `list[dict]` (`parts.py`); texts and images lists as they stand;
+               input_ids and loss_mask arrays of whole numbers; prompt, chosen and rejected `str`, or
+               messages as above. `fields.role_value` makes each.
                Every role of the source has a column.
     bad        row (index in this extent) -> why it can't be used. Its values in `columns` mean nothing.
     raw        name -> one value a row, for each of `Fields.raw`

@@ -4,7 +4,7 @@ Knows nothing of files. The rules, which hold for every format:
 
 - a field that a row lacks, or a null text, is MISSING_FIELD: never the word "None", never a silent skip;
 - empty and blank texts pass: the document rules (`transforms/`) judge them;
-- a chat may do without pictures and videos: there an absent field is none;
+- a chat may do without media: there an absent field is none;
 - media are a list: one picture is a list of one; a null *list* is no pictures, a null *picture* is missing;
 - a medium is encoded bytes, or a path; the Hugging Face struct {bytes, path} is the bytes, else the path.
 """
@@ -44,6 +44,8 @@ def fields_of(source: Source) -> Fields:
         names["image"] = tuple(image)
     if source.video is not None and source.video.field is not None:
         names["video"] = (source.video.field,)
+    if source.audio is not None and source.audio.names:
+        names["audio"] = source.audio.names
     if source.interleaved is not None:
         names |= {role: (name,) for role, name in source.interleaved.names.items()}
     if source.preference is not None:
@@ -85,6 +87,7 @@ NORMALISE: Mapping[str, Callable[[object, str], Any]] = {
     "messages": messages_value,
     "image": media_value,
     "video": media_value,
+    "audio": media_value,
     "texts": list_value,
     "images": list_value,
     "interleaved": parts_of_document,

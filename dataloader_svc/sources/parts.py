@@ -4,11 +4,13 @@ As OpenAI's messages and Hugging Face's processors have them:
 
     {"type": "text", "text": "..."}
     {"type": "image", "image": MEDIUM}    also "path", "url", "bytes"; a medium as in `values.medium_value`
-    {"type": "image_url", "image_url": {"url": MEDIUM}}    or MEDIUM itself; video and video_url alike
+    {"type": "image_url", "image_url": {"url": MEDIUM}}    or MEDIUM itself; video and audio alike
+    {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}}
     {"type": "image"}    the next of the row's own pictures
 
 Keys with null count as absent: Arrow gives every part all keys. Every spelling becomes one, `{"type": "text",
-"text"}` or `{"type": "image" | "video", "medium"?}`, so that whoever reads it needs to know no other.
+"text"}` or `{"type": "image" | "video" | "audio", "medium"?}`, so that whoever reads it needs to know no
+other.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any
 
 from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.registry import nearest
-from dataloader_svc.sources.values import kind_of, medium_value, wrong_type
+from dataloader_svc.sources.values import base64_value, kind_of, medium_value, wrong_type
 
-_TYPES = ["text", "image", "image_url", "video", "video_url"]
+_TYPES = ["text", "image", "image_url", "video", "video_url", "audio", "audio_url", "input_audio"]
 _INSIDE = ("url", "path", "bytes")
 """Where in an object the medium may be."""
 
@@ -45,7 +47,7 @@ def part_value(value: object, name: str, *, keep_dead: bool = False) -> dict[str
         if not isinstance(text, str):
             raise wrong_type(f"{name}.text", text, "a string")
         return {"type": "text", "text": text}
-    base = str(kind).removesuffix("_url")
+    base = str(kind).removesuffix("_url").removeprefix("input_")
     if "medium" in part:  # it is in our spelling already
         return {"type": base, "medium": part["medium"]}
     key = next((key for key in (kind, f"{base}_url", base, *_INSIDE) if key in part), None)
@@ -62,6 +64,8 @@ def part_value(value: object, name: str, *, keep_dead: bool = False) -> dict[str
 def _medium(value: object, name: str) -> bytes | str:
     """A medium, or an object with one in it."""
     if isinstance(value, Mapping):
+        if isinstance(value.get("data"), str):  # OpenAI's input_audio
+            return base64_value(value["data"], f"{name}.data")
         inner = {key: item for key, item in value.items() if key in _INSIDE and item}
         key = next((key for key in ("bytes", "url", "path") if key in inner), None)
         if key is None:

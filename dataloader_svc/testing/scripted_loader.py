@@ -19,8 +19,8 @@ from dataloader_svc.errors import SourceError
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
 
-Span = tuple[int, int, int]
-"""(first placeholder token, tokens, patches) of a medium."""
+Span = tuple[int, int, int] | tuple[int, int, int, int]
+"""(first placeholder token, tokens, patches) of a picture; of sound 0 patches, and mel frames behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,20 @@ class ScriptedSources:
 
 def probe_columns(block: BlockId, start: int, samples: Sequence[Sample]) -> ProbeColumns:
     """The probe of a block that begins at position `start`."""
-    media = [span for sample in samples for span in sample.media]
-    columns = np.array(media, np.int32).reshape(-1, 3)
+    media = [[(*span, 0)[:4] for span in sample.media] for sample in samples]
+    columns = np.array([span for spans in media for span in spans], np.int32).reshape(-1, 4)
     return ProbeColumns(
         block=block,
         start=start,
         tokens=np.array([sample.tokens for sample in samples], np.int32),
-        patches=np.array([sum(span[2] for span in sample.media) for sample in samples], np.int32),
+        patches=np.array([sum(span[2] for span in spans) for spans in media], np.int32),
+        frames=np.array([sum(span[3] for span in spans) for spans in media], np.int32),
         num_bytes=np.array([4 * sample.tokens for sample in samples], np.int64),
         media_offsets=np.cumsum([0, *(len(sample.media) for sample in samples)]).astype(np.int32),
         media_start=columns[:, 0].copy(),
         media_tokens=columns[:, 1].copy(),
         media_patches=columns[:, 2].copy(),
+        media_frames=columns[:, 3].copy(),
         bad=tuple(
             BadRow(start + row, RowRef(f"{block.source}.jsonl", start + row), sample.reason, "scripted")
             for row, sample in enumerate(samples)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,17 @@ from dataloader_svc.errors import DataloaderError, MeshError, SessionSuperseded
 from dataloader_svc.sample import keyed_rng
 
 SOURCES = ("web", "captions")
-MEDIA_TOKENS = (900, 901)
-"""Placeholder ids of pictures and videos."""
+MEDIA_TOKENS = (900, 901, 902)
+"""Placeholder ids of pictures, videos and sound."""
+
+BINS, FRAMES_PER_TOKEN = 8, 4
+"""Of sound."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Medium:
-    """Kind (0 picture, 1 video), first placeholder token, (t, h, w) patches, uint8 (t*h*w, width), and the
-    times float32 (t,) of a video's frames.
+    """Kind (0 picture, 1 video, 2 sound), first placeholder token, (t, h, w) patches, uint8 (t*h*w, width),
+    the times float32 (t,) of a video's frames; of sound (t, 0, 0), and features float32 (t, BINS).
     """
 
     kind: int
@@ -37,6 +40,7 @@ class Medium:
     grid: tuple[int, int, int]
     pixels: NDArray[np.uint8]
     times: NDArray[np.float32]
+    features: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,7 @@ class Script:
 
     Documents of "captions" carry media. `bad_every`: each such position of "captions" can't be decoded.
     `pairs`: about half of all documents are preference pairs.
+    `sound`: there are clips of it among the media.
     `uneven`: as where steps are so many samples, each has another number of sequences, up to `num_sequences`,
     and placement fills them up with empty ones.
     """
@@ -67,6 +72,7 @@ class Script:
     patch: int = 2
     merge: int = 2
     media: bool = True
+    sound: bool = False
     bad_every: int = 5
     layout: str = "packed"
     uneven: bool = False
@@ -81,12 +87,16 @@ class Script:
         media = []
         if source == "captions" and self.media:
             for _ in range(int(rng.integers(1, 3))):
-                kind = int(rng.integers(0, 2))
+                kind = int(rng.integers(0, 2 + self.sound))
+                if kind == 2:
+                    media.append(self._clip(rng, sum(map(len, parts))))
+                    parts.append(np.full(media[-1].grid[0] // FRAMES_PER_TOKEN, MEDIA_TOKENS[kind]))
+                    continue
                 grid = (1 + kind * int(rng.integers(0, 2)), *(self.merge * rng.integers(1, 4, 2)).tolist())
                 num_patches = int(np.prod(grid))
                 pixels = rng.integers(0, 256, (num_patches, 3 * self.patch**2), dtype=np.uint8)
                 times = np.sort(rng.random(grid[0] * kind, np.float32))
-                media.append(Medium(kind, sum(map(len, parts)), grid, pixels, times))
+                media.append(Medium(kind, sum(map(len, parts)), grid, pixels, times, _no_sound()))
                 parts.append(np.full(num_patches // self.merge**2, MEDIA_TOKENS[kind]))
         parts.append(rng.integers(1, 800, text[1]))
         ids = np.concatenate(parts).astype(np.int32)
@@ -96,6 +106,12 @@ class Script:
         return Document(
             ids, targets.astype(np.uint8), tuple(media), ok, len(ids) - len(parts[-1]) if pair else 0
         )
+
+    def _clip(self, rng: np.random.Generator, start: int) -> Medium:
+        frames = FRAMES_PER_TOKEN * int(rng.integers(1, 6))
+        features = rng.standard_normal((frames, BINS), np.float32)
+        pixels = np.empty((0, 3 * self.patch**2), np.uint8)
+        return Medium(2, start, (frames, 0, 0), pixels, np.empty(0, np.float32), features)
 
     def records(self) -> list[plan_pb2.PlanRecord]:
         """The plan of every step, in order."""
@@ -147,6 +163,7 @@ class Script:
         record.start.append(start)
         record.length.append(length)
         record.patches.append(sum(len(medium.pixels) for medium in document.media))
+        record.frames.append(sum(len(medium.features) for medium in document.media))
 
     def place(
         self, record: plan_pb2.PlanRecord, dp: int, session: int, loaders: list[str]
@@ -273,6 +290,10 @@ class ScriptedLoader:
     describe = probe = release = status = other
 
 
+def _no_sound() -> NDArray[np.float32]:
+    return np.empty((0, BINS), np.float32)
+
+
 def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Frame:
     """The answer that `loader_service.proto` describes."""
     ids: list[NDArray[np.int32]] = []
@@ -285,9 +306,15 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
         document = script.document(request.sources[source], epoch, position)
         ids.append(document.ids[start : start + length])
         targets.append(document.targets[start : start + length])
-        for medium in document.media:
-            pixels = medium.pixels if document.ok else np.zeros_like(medium.pixels)
-            media.append(Medium(medium.kind, medium.start - start, medium.grid, pixels, medium.times))
+        media += [
+            replace(
+                medium,
+                start=medium.start - start,
+                pixels=medium.pixels * np.uint8(document.ok),
+                features=medium.features * np.float32(document.ok),
+            )
+            for medium in document.media
+        ]
         media_offsets.append(len(media))
         ok.append(document.ok)
         second.append(document.second)
@@ -304,6 +331,7 @@ def fetch_frame(script: Script, request: loader_service_pb2.FetchRequest) -> Fra
         "grid_thw": np.array([medium.grid for medium in media], np.int32).reshape(-1, 3),
         "frame_times": np.concatenate([np.empty(0, np.float32), *(medium.times for medium in media)]),
         "pixels": np.concatenate([np.empty((0, width), np.uint8), *(medium.pixels for medium in media)]),
+        "features": np.concatenate([_no_sound(), *(medium.features for medium in media)]),
         "ok": np.array(ok, np.uint8),
     }
     return Frame(arrays, {"bad": bad, "read_s": 0.5, "decode_s": 0.25})

@@ -15,6 +15,7 @@ from pathlib import Path
 import tokenizers
 
 BOS, EOS, IMAGE, VIDEO = "<|bos|>", "<|end|>", "<|image_pad|>", "<|video_pad|>"
+AUDIO = "<|audio_pad|>"
 START, STOP = "<|im_start|>", "<|im_end|>"
 USER = "<|User|>"
 """In bars, but not marked special, as DeepSeek's turn words are."""
@@ -53,6 +54,7 @@ def make_tokenizer(folder: Path) -> Path:
     library.train_from_iterator(_CORPUS, trainer)
     library.add_special_tokens([BOS, EOS, IMAGE, VIDEO, START, STOP])
     library.add_tokens([USER, THINK])
+    library.add_special_tokens([AUDIO])
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": {"content": BOS}, "eos_token": EOS, "chat_template": CHAT_TEMPLATE}

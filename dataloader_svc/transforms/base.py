@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dataloader_svc.errors import BadSample
 
-IMAGE, VIDEO = 0, 1
+IMAGE, VIDEO, AUDIO = 0, 1, 2
 """Kinds of media, as in the `media_kind` columns here and on the wire."""
 
-MEDIA_KINDS = ("image", "video")
+MEDIA_KINDS = ("image", "video", "audio")
 """Role of each kind; the index is the kind."""
 
 

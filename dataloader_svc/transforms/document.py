@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.config.schema import Config, Source
 from dataloader_svc.errors import BadSample, Reason
-from dataloader_svc.transforms.base import IMAGE, MEDIA_KINDS, VIDEO, Documents, Part, RowColumns
+from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, Part, RowColumns
 from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.encode import Segments, differences, encode
 from dataloader_svc.transforms.placing import Cutter, Medium, ends_with, place_media
@@ -42,7 +42,7 @@ class DocumentRule:
     """How a source's rows become documents; token ids are resolved.
 
     bos            None: documents have no start token
-    media_tokens   id of the image and of the video placeholder; -1 where there is none
+    media_tokens   id of each kind's placeholder; -1 where there is none
     markers        string of each kind that the source maps, in a text
     chat           the template, where rows are messages
     control_words  control words typed in the data are control tokens, not text
@@ -52,7 +52,7 @@ class DocumentRule:
 
     eos: int
     bos: int | None = None
-    media_tokens: tuple[int, int] = (-1, -1)
+    media_tokens: tuple[int, ...] = (-1,) * len(MEDIA_KINDS)
     markers: tuple[tuple[str, int], ...] = ()
     chat: ChatTemplate | None = None
     control_words: bool = False
@@ -64,15 +64,13 @@ class DocumentRule:
         cls, config: Config, source: Source, tokenizer: Tokenizer, chat: ChatTemplate | None
     ) -> DocumentRule:
         """The rule of a configured source. Raises ConfigError for a token that the vocabulary lacks."""
-        names = (config.media_tokens.image, config.media_tokens.video)
-        markers = (config.markers.image, config.markers.video)
-        mapped = [kind for kind in (IMAGE, VIDEO) if getattr(source, MEDIA_KINDS[kind]) is not None]
-        image, video = (-1 if name is None else tokenizer.token_id(name) for name in names)
+        names = [getattr(config.media_tokens, kind) for kind in MEDIA_KINDS]
+        mapped = [kind for kind, name in enumerate(MEDIA_KINDS) if getattr(source, name) is not None]
         return cls(
             eos=tokenizer.eos_id(config.eos),
             bos=tokenizer.bos_id(config.bos),
-            media_tokens=(image, video),
-            markers=tuple((markers[kind], kind) for kind in mapped),
+            media_tokens=tuple(-1 if name is None else tokenizer.token_id(name) for name in names),
+            markers=tuple((getattr(config.markers, MEDIA_KINDS[kind]), kind) for kind in mapped),
             chat=chat,
             control_words=source.control_words,
             separator="" if source.interleaved is None else source.interleaved.between,
@@ -171,7 +169,7 @@ def _row_parts(out: _Parts, rule: DocumentRule, cutter: Cutter, rows: RowColumns
     """Add the parts of one row. Raises BadSample."""
     first, last = rows.media.offsets[row], rows.media.offsets[row + 1]
     kinds = rows.media.kind[first:last]
-    media = [[int(first + i) for i in np.flatnonzero(kinds == kind)] for kind in (IMAGE, VIDEO)]
+    media = [[int(first + i) for i in np.flatnonzero(kinds == kind)] for kind in range(len(MEDIA_KINDS))]
     exact = False
     prompt = 0 if rows.prompts is None else rows.prompts[row]
     if rows.texts is not None:

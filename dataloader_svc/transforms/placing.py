@@ -28,12 +28,13 @@ class Cutter:
     """Cuts parts at media markers and, where the source says so, at control words.
 
     markers   string and kind
+    media_tokens   id of each kind's placeholder; -1 where there is none
     pattern   of the markers, a group each
     split     typed text at its control words
     """
 
     markers: tuple[tuple[str, int], ...]
-    media_tokens: tuple[int, int]
+    media_tokens: tuple[int, ...]
     pattern: re.Pattern[str]
     split: Callable[[str], Sequence[str | int]]
 
@@ -41,7 +42,7 @@ class Cutter:
     def of(
         cls,
         markers: tuple[tuple[str, int], ...],
-        media_tokens: tuple[int, int],
+        media_tokens: tuple[int, ...],
         split: Callable[[str], Sequence[str | int]] | None,
     ) -> Cutter:
         """`split` None: control words typed in the data stay text."""
@@ -83,7 +84,7 @@ class Cutter:
 def place_media(source: list[Part], cutter: Cutter, media: list[list[int]], exact: bool) -> list[Piece]:
     """`source` with media in place of their slots or markers, or in front of the first typed text."""
     pieces: list[Piece] = []
-    markers = [0, 0]
+    markers = [0] * len(media)
     front = 0
     seen_typed = False
     for part in source:

@@ -6,7 +6,7 @@ written for the person who configures. A default that was measured or taken from
 """
 
 from dataloader_svc.config.schema.batch import BatchUnit, GlobalBatch, Mixture, MixtureStep
-from dataloader_svc.config.schema.fields import Interleaved, Preference, VideoFields
+from dataloader_svc.config.schema.fields import AudioFields, Interleaved, Preference, VideoFields
 from dataloader_svc.config.schema.job import FIELDS_ALONE, Config
 from dataloader_svc.config.schema.model import Bytes, Model, parse_size
 from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
@@ -17,12 +17,14 @@ from dataloader_svc.config.schema.tokens import (
     Images,
     Markers,
     MediaTokens,
+    Mel,
     TokenizerBackend,
     TokenizerOptions,
 )
 
 __all__ = [
     "FIELDS_ALONE",
+    "AudioFields",
     "BatchUnit",
     "Bytes",
     "Config",
@@ -36,6 +38,7 @@ __all__ = [
     "Loader",
     "Markers",
     "MediaTokens",
+    "Mel",
     "Mesh",
     "Mixture",
     "MixtureStep",

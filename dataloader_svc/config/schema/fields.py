@@ -83,6 +83,39 @@ class Preference(Model):
         return {**prompt, "chosen": self.chosen, "rejected": self.rejected}
 
 
+class AudioFields(Model):
+    """Where a row's sound is, and what becomes of long clips. The encoder's geometry is the job's `mel`."""
+
+    field: str | list[str] | None = Field(
+        default=None,
+        description="Column, JSON key or tar extension that holds the sound, a video with a sound track, or "
+        "its path; a list of fields: the first that a row has. Not needed where sound stands inside "
+        "`messages` or `interleaved`.",
+    )
+    max_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Longest clip that the encoder gets at once: Whisper's window.",
+    )
+    longer: Literal["split", "truncate", "drop"] = Field(
+        default="split",
+        description="What becomes of a longer one. split: clips of max_seconds, one behind the other in the "
+        "same place. truncate: its beginning. drop: the row is bad (too_long).",
+    )
+    max_source_seconds: float = Field(
+        default=4 * 3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Clips above this are skipped undecoded (bombs).",
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`field` as a tuple."""
+        return tuple([self.field] if isinstance(self.field, str) else self.field or ())
+
+
 class Interleaved(Model):
     """Documents of texts and pictures in turn; see docs/documents.md."""
 

@@ -19,6 +19,7 @@ from dataloader_svc.config.schema.tokens import (
     Images,
     Markers,
     MediaTokens,
+    Mel,
     TokenizerBackend,
     TokenizerOptions,
 )
@@ -55,6 +56,7 @@ class Config(Model):
     sources: dict[str, Source] = Field(min_length=1, description="Name -> source.")
     mixture: Mixture = Field(description="Shares of the sources.")
     images: Images = Field(default_factory=Images, description="How pictures and frames become tokens.")
+    mel: Mel = Field(default_factory=Mel, description="How sound becomes tokens.")
     media_tokens: MediaTokens = Field(
         default_factory=MediaTokens, description="Vocabulary entries that stand for media."
     )

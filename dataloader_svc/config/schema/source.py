@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from dataloader_svc.config.schema.fields import Interleaved, Preference, VideoFields
+from dataloader_svc.config.schema.fields import AudioFields, Interleaved, Preference, VideoFields
 from dataloader_svc.config.schema.model import Bytes, Model
 
 
@@ -71,6 +71,7 @@ class Source(Model):
         "row has (in a tar, the extensions that may hold the picture).",
     )
     video: VideoFields | None = Field(default=None, description="Field with a video, and its frames.")
+    audio: AudioFields | None = Field(default=None, description="Field with sound, and how long it may be.")
     media_root: str | None = Field(
         default=None, description="Folder that media paths in the rows are relative to. Default: the shard's."
     )
@@ -139,8 +140,10 @@ class Source(Model):
         kind = found[0]
         if self.loss_mask is not None and kind != "input_ids":
             raise ValueError(f"`loss_mask` belongs to `input_ids`; the source maps `{kind}`")
-        if kind == "input_ids" and (self.image is not None or self.video is not None):
-            raise ValueError("`input_ids` come without media: map no `image` or `video` beside them")
+        if kind == "input_ids" and any(
+            getattr(self, name) is not None for name in ("image", "video", "audio")
+        ):
+            raise ValueError("`input_ids` come without media: map no `image`, `video` or `audio` beside them")
         if self.interleaved is not None and self.interleaved.style != "parts" and self.image is not None:
             style = self.interleaved.style
             raise ValueError(f"pictures of style {style} are `interleaved.images`; map no `image` beside it")
@@ -148,8 +151,9 @@ class Source(Model):
             raise ValueError(
                 "`too_long: split` would tear preference pairs: use truncate (the default), drop or error"
             )
-        if self.video is not None and self.video.field is None and not self.has_parts:
-            raise ValueError("`video` needs `field`: a text does not hold videos itself")
+        for name, fields in (("video", self.video), ("audio", self.audio)):
+            if fields is not None and not fields.field and not self.has_parts:
+                raise ValueError(f"`{name}` needs `field`: a text does not hold {name} itself")
         return self
 
     @property
@@ -165,7 +169,7 @@ class Source(Model):
         return self.is_chat or self.interleaved is not None
 
     def has_media(self, kind: str) -> bool:
-        """Whether its rows may hold an `image` or `video`: in a field of its own, or in their parts."""
+        """Whether its rows may hold `image`, `video` or `audio`: in a field of its own, or in their parts."""
         return getattr(self, kind) is not None or (kind == "image" and self.interleaved is not None)
 
     @property

@@ -55,6 +55,13 @@ class EncoderCostConfig(Model):
         default=None, description="MODULE:FUNCTION, an array of patches in, an array of costs out."
     )
 
+    frames: float = Field(
+        default=0.64,
+        ge=0,
+        description="Cost of one mel frame of sound. The default is that of Whisper large's encoder: 0.64 "
+        "billion weights, which work on half as many positions.",
+    )
+
     @field_validator("function")
     @classmethod
     def _both_parts(cls, value: str | None) -> str | None:

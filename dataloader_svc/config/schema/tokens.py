@@ -1,4 +1,4 @@
-"""From texts and media to tokens: tokenizers, the geometry of pictures, placeholders and markers."""
+"""From texts and media to tokens: tokenizers, the geometry of pictures and sound, placeholders, markers."""
 
 from __future__ import annotations
 
@@ -57,11 +57,33 @@ class Images(Model):
         return self
 
 
+class Mel(Model):
+    """The audio encoder's geometry: how sound becomes mel frames and tokens (Whisper's layout)."""
+
+    bins: int = Field(
+        default=128, gt=0, description="Mel filters: 80 for Whisper up to large-v2, 128 from large-v3 on."
+    )
+    sample_rate: int = Field(default=16_000, gt=0, description="Hz that every clip is brought to.")
+    n_fft: int = Field(default=400, gt=0, description="Samples of a window: 25 ms.")
+    hop: int = Field(default=160, gt=0, description="Samples from one frame to the next: 10 ms.")
+    frames_per_token: int = Field(
+        default=4,
+        gt=0,
+        description="Frames that become one token: 2 as Whisper's encoder gives them, 4 with Qwen2-Audio's "
+        "pooling behind it. Clips are filled with silence to whole tokens.",
+    )
+
+    def tokens_of(self, seconds: float) -> int:
+        """Whole tokens in so much sound."""
+        return int(seconds * self.sample_rate / self.hop) // self.frames_per_token
+
+
 class MediaTokens(Model):
-    """Vocabulary entries that stand where a picture's or video's embeddings go."""
+    """Vocabulary entries that stand where the embeddings of a medium go."""
 
     image: str | int | None = Field(default=None, description="Token (or its id) repeated for a picture.")
     video: str | int | None = Field(default=None, description="Token (or its id) repeated for a video.")
+    audio: str | int | None = Field(default=None, description="Token (or its id) repeated for sound.")
 
 
 class Markers(Model):
@@ -69,3 +91,4 @@ class Markers(Model):
 
     image: str = Field(default="<image>", min_length=1, description="Marks a picture.")
     video: str = Field(default="<video>", min_length=1, description="Marks a video.")
+    audio: str = Field(default="<audio>", min_length=1, description="Marks sound.")

@@ -26,7 +26,7 @@ from dataloader_svc.registry import nearest
 from dataloader_svc.transforms.per_source.base import FILTERED, TRANSFORMS, BlockRows, Transform
 
 _DETAIL = 300
-_MEDIA = ("image", "video")
+_MEDIA = ("image", "video", "audio")
 
 
 class MapOptions(Model):

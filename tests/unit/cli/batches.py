@@ -8,15 +8,21 @@ import numpy as np
 
 from dataloader_client.batch import IGNORED_LABEL, Batch, Manifest
 from dataloader_svc.cli.contents import PieceKey
-from dataloader_svc.testing.tokenizer import IMAGE, VIDEO
+from dataloader_svc.media.mel import MelRule
+from dataloader_svc.testing.tokenizer import AUDIO, IMAGE, VIDEO
 from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.vision import VisionRule, to_patches
 
 RULE = VisionRule(patch=4, merge=2, min_pixels=64, max_pixels=6400)
+MEL = MelRule(bins=8)
 
 
 def picture(height: int, width: int, seed: int = 0, frames: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), np.uint8)
+
+
+def sound(frames: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(frames, MEL.bins)).astype(np.float32)
 
 
 @dataclass
@@ -30,11 +36,14 @@ class Document:
 
 
 def document(tokenizer: Tokenizer, source: str, position: int, *parts: object, start: int = 0) -> Document:
-    """Parts: text; (text, False) for one without loss; an id; a picture (T, H, W, 3)."""
+    """Parts: text; (text, False) for one without loss; an id; a picture (T, H, W, 3); sound (F, bins)."""
     made = Document(PieceKey(source, 0, position, start, 0))
     for part in parts:
         value, target = part if isinstance(part, tuple) else (part, True)
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and value.ndim == 2:
+            made.media.append(("audio", len(made.ids), value))
+            ids, target = [tokenizer.control[AUDIO]] * MEL.num_tokens(len(value)), False
+        elif isinstance(value, np.ndarray):
             kind = "image" if len(value) == 1 else "video"
             made.media.append((kind, len(made.ids), value))
             token = tokenizer.control[IMAGE if kind == "image" else VIDEO]
@@ -74,6 +83,20 @@ def batch_of(*documents: Document) -> Batch:
         arrays[f"{kind}_position"] = np.concatenate(
             [np.arange(at, at + n) for (at, _), n in zip(media, sizes, strict=True)]
         )
+    clips = [
+        (offset + at, features)
+        for made, offset in zip(documents, offsets, strict=False)
+        for kind, at, features in made.media
+        if kind == "audio"
+    ]
+    if clips:
+        tokens = [MEL.num_tokens(len(features)) for _, features in clips]
+        arrays["audio_features"] = np.concatenate([features for _, features in clips])
+        arrays["audio_lengths"] = np.array([len(features) for _, features in clips])
+        arrays["audio_index"] = np.arange(sum(tokens))
+        arrays["audio_position"] = np.concatenate(
+            [np.arange(at, at + n) for (at, _), n in zip(clips, tokens, strict=True)]
+        )
     keys = [made.key for made in documents]
     columns = {
         "span_source": np.array([names.index(key.source) for key in keys], np.int32),
@@ -90,7 +113,11 @@ def batch_of(*documents: Document) -> Batch:
         num_microbatches=1,
         numpy=arrays,
         manifest=Manifest(names, columns),
-        presence={"image": "pixel_values" in arrays, "video": "pixel_values_videos" in arrays},
+        presence={
+            "image": "pixel_values" in arrays,
+            "video": "pixel_values_videos" in arrays,
+            "audio": bool(clips),
+        },
         max_seqlen=max(key.length for key in keys),
         num_tokens=len(ids),
         loss_weight_sum=1.0,

@@ -20,13 +20,14 @@ from dataloader_svc.cli.explain_view import (
     of_rank,
 )
 from dataloader_svc.cli.step_view import PieceView, SequenceView, sequences_of
+from dataloader_svc.planner.costs import MediaCost
 from dataloader_svc.planner.pieces import Pieces, SkippedRow
 from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import RowRef, SampleId
 
-STRATEGY = Strategy("lpt", 1, LlmCost(1.0, 0.0), EncoderCost(2.0))
+STRATEGY = Strategy("lpt", 1, LlmCost(1.0, 0.0), MediaCost(EncoderCost(2.0), 0.5))
 LENGTHS = [[100], [60, 30], [50], [20, 10, 5]]
 
 
@@ -43,7 +44,7 @@ def plan_of(lengths: list[list[int]]) -> Plan:
         sources=("pics", "web"),
         sequence_length=100,
         sequence_offsets=np.cumsum([0, *map(len, lengths)]),
-        pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros),
+        pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros, zeros),
         skipped=((1, 0, SkippedRow(99, "bad.jsonl", 4, "empty_text", "[only] spaces")),),
         state_json=State.initial(("pics", "web"), seed=0, config={}).to_json(),
         last=True,

@@ -19,7 +19,7 @@ from dataloader_svc.cli.step_view import PieceView, SequenceView, StepView, shar
 from dataloader_svc.sample import RowRef
 from dataloader_svc.testing.tokenizer import EOS
 from dataloader_svc.transforms.tokenizers import Tokenizer
-from tests.unit.cli.batches import RULE, batch_of, document, picture
+from tests.unit.cli.batches import MEL, RULE, batch_of, document, picture, sound
 
 EVIL = (
     "</span><script>alert(1)</script><img src=http://example.com/x onerror=alert(2)> "
@@ -58,7 +58,7 @@ def view(tokenizer: Tokenizer) -> StepView:
         document(tokenizer, "chat", 5, ("asked", False), "answered", eos),
         document(tokenizer, "clips", 1, picture(8, 8, frames=20), "a clip", eos),
     ]
-    content = read_contents([batch_of(*documents)], {d.key for d in documents}, tokenizer, RULE)
+    content = read_contents([batch_of(*documents)], {d.key for d in documents}, tokenizer, RULE, MEL)
     pieces = tuple(
         PieceView(d.key, row=RowRef(f"/data/{d.key.source}.parquet", 7), content=content[d.key])
         for d in documents
@@ -221,3 +221,17 @@ def test_the_bar_of_a_terminal_shows_each_document(view: StepView) -> None:
 )
 def test_one_line(text: str, line: str) -> None:
     assert one_line(text, 10) == line
+
+
+def test_sound_is_drawn_and_counted(tokenizer: Tokenizer) -> None:
+    made = document(tokenizer, "speech", 1, "said: ", sound(40), tokenizer.control[EOS])
+    content = read_contents([batch_of(made)], {made.key}, tokenizer, RULE, MEL)[made.key]
+    sequence = SequenceView(0, (PieceView(made.key, frames=40, content=content),), 1.0, 1.0)
+    counted = shares([sequence], ["speech"], [1.0])
+    view = StepView("job", 0, "ab" * 16, LENGTH, "tokens", (sequence,), (0,), counted, {})
+    page = Page(render_page(view, version="1", source_file="job.yaml"))
+    (drawn,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert drawn["alt"] == "audio 0.40 s: 10 tokens"
+    data = base64.b64decode(str(drawn["src"]).partition(",")[2])
+    assert Image.open(io.BytesIO(data)).size == (40, 8)
+    assert ("", "clips of sound") in page.words

@@ -90,10 +90,11 @@ def test_json_holds_rows_and_texts_where_they_are_known() -> None:
         "start": 8,
         "tokens": 5,
         "patches": 0,
+        "mel_frames": 0,
         "shard": "a.parquet",
         "row": 9,
         "targets": 4,
         "text": "hello",
         "media": [],
     }
-    assert set(unknown) == {"source", "epoch", "position", "start", "tokens", "patches"}
+    assert set(unknown) == {"source", "epoch", "position", "start", "tokens", "patches", "mel_frames"}

@@ -20,6 +20,7 @@ def config(**changes: Any) -> Config:
         "global_batch": {"sequences": 4},
         "sources": {name: {"format": "jsonl", "path": f"{name}.jsonl", "text": "t"} for name in ("a", "b")},
         "mixture": {"schedule": [{"step": 0, "a": 1, "b": 1}]},
+        "media_tokens": {"image": 1, "video": 2, "audio": 3},
     }
     for place, value in changes.items():
         *parents, last = place.split("__")
@@ -37,6 +38,9 @@ def config(**changes: Any) -> Config:
         ("sources__a__text", "body", "sources.a.text"),
         ("sources__b__shuffle", False, "sources.b.shuffle"),
         ("images__merge", 4, "images"),
+        ("mel__bins", 80, "mel"),
+        ("sources__b__video", {"field": "v"}, "sources.b.video or audio"),
+        ("sources__b__audio", {"field": "v", "max_seconds": 5}, "sources.b.video or audio"),
         ("tokenizer_backend", "tokenizers", "tokenizer_backend"),
         ("tokenizer_options", {"preset": "gpt2"}, "tokenizer_options"),
         ("sources__b__control_words", True, "sources.b.control_words"),

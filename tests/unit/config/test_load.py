@@ -100,6 +100,11 @@ def test_all_problems_at_once_each_on_its_line(tmp_path: Path) -> None:
         (", clips: 0.1", "", "9: sources.clips: no entry of mixture.schedule gives it a weight above zero"),
         ('video: "<|video|>"', "", "10: media_tokens.video: source 'clips' has it"),
         (
+            "video: {field: file, fps: 2, max_frames: 32}",
+            "audio: {field: file}",
+            "10: media_tokens.audio: source 'clips' has it",
+        ),
+        (
             "sequence_length: 8192",
             "sequence_length: 3",
             "4: sequence_length: 3 is below the 4 tokens of the smallest",

@@ -133,7 +133,7 @@ async def test_metadata_says_where_the_time_went_and_what_is_in_the_step():
     async with serving() as (_, reader):
         await reader.join()
         meta = (await reader.read(0)).meta
-        assert meta["presence"] == {"image": True, "video": True}
+        assert meta["presence"] == {"image": True, "video": True, "audio": False}
         assert meta["trace"]["plan"] == 0.25
         assert meta["trace"]["probe_wait"] == 0.125
         assert meta["trace"]["read"] == 0.5

@@ -83,6 +83,7 @@ def test_dtypes_are_those_of_the_proto_file(captions: Block, pool: ThreadPoolExe
             "grid_thw": "int32",
             "frame_times": "float32",
             "pixels": "uint8",
+            "features": "float32",
             "ok": "uint8",
         }
         assert arrays["grid_thw"].shape[1] == 3

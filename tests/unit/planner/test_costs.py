@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dataloader_balancers import LlmCost
@@ -14,7 +15,8 @@ from dataloader_svc.config.digest import config_hash
 from dataloader_svc.config.load import ConfigProblems, load_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError
-from dataloader_svc.planner.costs import encoder_cost, llm_cost
+from dataloader_svc.planner.costs import encoder_cost, llm_cost, media_cost
+from dataloader_svc.planner.pieces import Pieces
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 LLAMA |= {"num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 1000}
@@ -48,6 +50,14 @@ def test_a_model_by_name_and_coefficients() -> None:
     assert llm_cost(config(llm={"model": "qwen3-30b-a3b"})) == LlmCost.preset("qwen3-30b-a3b")
     assert llm_cost(config(llm={"quadratic": 2.0})) == LlmCost(0.0, 2.0)
     assert encoder_cost(config(encoder={"patches": 0.0})) == EncoderCost(0.0)
+
+
+def test_media_are_patches_and_mel_frames() -> None:
+    zeros = np.zeros(3, np.int64)
+    pieces = Pieces(*[zeros] * 5, patches=np.array([0, 4, 10]), block=zeros, frames=np.array([100, 0, 20]))
+    cost = media_cost(config(encoder={"patches": 2.0, "frames": 0.5}))
+    assert cost.of_pieces(pieces).tolist() == [50, 8, 30]
+    assert media_cost(config()).of_pieces(pieces).tolist() == pytest.approx([64, 4, 22.8])
 
 
 def test_shapes_from_the_files_of_a_model(tmp_path: Path) -> None:

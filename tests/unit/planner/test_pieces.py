@@ -109,3 +109,13 @@ def test_pieces_join_and_part():
     assert joined.tokens == 23
     assert joined.take(np.array([3, 0])).length.tolist() == [4, 3]
     assert len(Pieces.concat([])) == 0
+
+
+def test_a_cut_runs_between_clips_of_sound():
+    clips = ((2, 6, 0, 24), (8, 6, 0, 24), (14, 6, 0, 22))
+    block = pieces_of([Sample(20, clips), Sample(5, ((0, 2, 7), (2, 2, 0, 8)))], "split", 10)
+    assert ranges(block) == [[(0, 8, 0), (8, 6, 0), (14, 6, 0)], [(0, 5, 7)]]
+    assert block.piece_frames.tolist() == [24, 24, 22, 8]
+    run = block.run(0, 2, source=0)
+    assert run.frames.tolist() == [24, 24, 22, 8]
+    assert run.has_media.tolist() == [True] * 4

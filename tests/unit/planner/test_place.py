@@ -50,11 +50,10 @@ def test_microbatches_fall_in_cost_on_every_rank():
     config = some_config()
     plan, strategy = some_plan(config), Strategy.of(config)
     placement = place(plan, MeshSize(dp=4), strategy)
-    tokens, patches = plan.pieces.length, plan.pieces.patches
+    tokens, encoder = plan.pieces.length, strategy.encoder.of_pieces(plan.pieces)
     bounds = plan.sequence_offsets.tolist()
     cost = [
-        strategy.llm.of_documents(tokens[low:high]).sum()
-        + strategy.encoder.of_patches(patches[low:high]).sum()
+        strategy.llm.of_documents(tokens[low:high]).sum() + encoder[low:high].sum()
         for low, high in zip(bounds, bounds[1:], strict=False)
     ]
     for rank in range(4):

@@ -118,3 +118,13 @@ def test_blocks_of_a_plan(plan):
         plan.pieces.source.tolist(), plan.pieces.epoch.tolist(), plan.pieces.block.tolist(), strict=True
     )
     assert plan.blocks() == {BlockId(plan.sources[s], e, b) for s, e, b in rows}
+
+
+def test_sound_is_in_the_record_where_there_is_any(plan):
+    assert plan.to_message().frames == []
+    again = Plan.from_bytes(plan.to_bytes(), plan.sequence_length)
+    assert again.pieces.frames.tolist() == [0] * len(plan.pieces)
+    frames = np.arange(len(plan.pieces)) * 4
+    heard = replace(plan, pieces=replace(plan.pieces, frames=frames))
+    again = Plan.from_bytes(heard.to_bytes(), plan.sequence_length)
+    assert again.pieces.frames.tolist() == frames.tolist()

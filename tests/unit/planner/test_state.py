@@ -14,8 +14,8 @@ from dataloader_svc.planner.state import SourceState, State
 
 
 def pieces(*rows: tuple[int, ...]) -> Pieces:
-    """(source, epoch, position, start, length, patches, block) each."""
-    return Pieces(*np.array(rows, np.int64).reshape(-1, 7).T.copy())
+    """(source, epoch, position, start, length, patches, block[, mel frames]) each."""
+    return Pieces(*np.array([(*row, 0)[:8] for row in rows], np.int64).reshape(-1, 8).T.copy())
 
 
 def state(**changes) -> State:
@@ -168,7 +168,7 @@ def test_shorter_sequences_cut_what_waits():
 
 def test_a_waiting_picture_is_not_cut():
     before = state(waiting=pieces((1, 0, 3, 0, 20, 64, 0)), age=np.array([1]))
-    with pytest.raises(StateError, match=r"'b' with pictures has 20 tokens, and sequence_length is now 8"):
+    with pytest.raises(StateError, match=r"'b' with media has 20 tokens, and sequence_length is now 8"):
         before.adapted(("a", "b"), {}, 8)
 
 
@@ -178,3 +178,18 @@ def test_a_waiting_pair_is_not_cut():
     with pytest.raises(StateError, match=r"pair of 'b' has 20 tokens, and sequence_length is now 8"):
         before.adapted(("a", "b"), {}, 8, frozenset({"b"}))
     assert before.adapted(("a", "b"), {}, 8, frozenset({"a"})).waiting.length.tolist() == [8, 8, 8, 4]
+
+
+def test_waiting_sound_goes_there_and_back_uncut():
+    clips = [(0, 1, 29, 0, 7, 0, 3, 28), (0, 1, 29, 7, 7, 0, 3, 28), (0, 1, 30, 0, 7, 0, 3, 0)]
+    before = state(waiting=pieces(*clips), age=np.zeros(3, np.int64))
+    assert json.loads(before.to_json())["waiting"] == [
+        ["a", 1, 29, 0, 7, 0, 3, 0, 7, 28],
+        ["a", 1, 29, 7, 7, 0, 3, 0, 7, 28],
+        ["a", 1, 30, 0, 7, 0, 3, 0, 7],
+    ]
+    after = State.from_json(before.to_json())
+    assert after.waiting.frames.tolist() == [28, 28, 0]
+    assert after.to_json() == before.to_json()
+    with pytest.raises(StateError, match="document of 'a' with media has 7 tokens"):
+        after.adapted(("a", "b"), {}, 6)

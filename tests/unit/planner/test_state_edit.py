@@ -28,6 +28,7 @@ def state() -> State:
         length=column(10, 20, 40),
         patches=column(0, 0, 0),
         block=column(0, 1, 0),
+        frames=column(0, 0, 0),
     )
     sources = {
         "a": SourceState(1, 9, 109, 1000, 5.0, "index-a"),

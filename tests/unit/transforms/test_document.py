@@ -230,7 +230,7 @@ def test_rule_of_a_configuration(tokenizer: Tokenizer) -> None:
     rule = DocumentRule.of(config, config.sources["s"], tokenizer, None)
     control = tokenizer.control
     assert rule == DocumentRule(
-        control[tiny.EOS], control[tiny.BOS], (control[tiny.IMAGE], -1), (("[IMG]", 0),), None
+        control[tiny.EOS], control[tiny.BOS], (control[tiny.IMAGE], -1, -1), (("[IMG]", 0),), None
     )
     config = configured(media_tokens={"image": "<|imagepad|>"})
     with pytest.raises(ConfigError, match=r"did you mean '<\|image_pad\|>'"):
