@@ -13,7 +13,7 @@ What features are is `mel.py`; what becomes of them `loader/decode.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,36 +62,47 @@ class AudioReader:
         hop = self.rule.hop
         wanted = [(first * hop, (first + count) * hop) for first, count in stretches]
         parts = [log_mel(samples, self.rule) for samples in self._samples(data, wanted)]
-        return np.concatenate(parts) if parts else np.empty((0, self.rule.bins), np.float32)
+        return np.concatenate([np.empty((0, self.rule.bins), np.float32), *parts])
 
-    def _samples(self, data: bytes | str, wanted: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def _samples(self, data: bytes | str, wanted: Sequence[tuple[int, int]]) -> Iterator[NDArray[np.float32]]:
         """Mono samples of each [start, stop) at the rule's rate, the last filled up with silence."""
-        parts: list[list[NDArray[np.float32]]] = [[] for _ in wanted]
-        last = wanted[-1][1] if wanted else 0
+        left = list(wanted)
+        part: list[NDArray[np.float32]] = []
         at = 0
         with opened(data) as container:
             rate = sound_stream(container).codec_context.sample_rate
-            for samples in resampled(mono(decoded(container)), rate, self.rule.sample_rate):
-                for part, (start, stop) in zip(parts, wanted, strict=True):
-                    if start < at + len(samples) and at < stop:
-                        part.append(samples[max(0, start - at) : stop - at])
-                at += len(samples)
-                if at >= last:
-                    break
+            sound = resampled(mono(decoded(container)), rate, self.rule.sample_rate) if left else iter(())
+            for samples in sound:
+                end = at + len(samples)
+                while left and left[0][0] < end:
+                    start, stop = left[0]
+                    part.append(samples[max(0, start - at) : stop - at])
+                    if end < stop:
+                        break
+                    yield np.concatenate(part)
+                    part.clear()
+                    left.pop(0)
+                at = end
+                if not left:
+                    return
+        if left:
+            self._check_end(at, left[-1][1])
+        for start, stop in left:
+            samples = np.concatenate([np.empty(0, np.float32), *part])
+            yield np.pad(samples, (0, stop - start - len(samples)))
+            part.clear()
+
+    def _check_end(self, samples: int, wanted: int) -> None:
+        """Raises BadSample TRUNCATED where too few samples came."""
         # Whole tokens were planned: up to a token of silence is our own.
-        missing = last - at - (self.rule.samples_per_token - 1)
-        if missing > SLACK_S * self.rule.sample_rate:
+        promised = wanted - (self.rule.samples_per_token - 1)
+        rate = self.rule.sample_rate
+        if promised - samples > SLACK_S * rate:
             raise BadSample(
                 Reason.TRUNCATED,
-                f"the sound ends after {at / self.rule.sample_rate:.3f} s; its packets promise at least "
-                f"{(at + missing) / self.rule.sample_rate:.3f} s",
+                f"the sound ends after {samples / rate:.3f} s; its packets promise at least "
+                f"{promised / rate:.3f} s",
             )
-        empty = np.empty(0, np.float32)
-        whole = [np.concatenate([empty, *part]) for part in parts]
-        return [
-            np.pad(samples, (0, stop - start - len(samples)))
-            for samples, (start, stop) in zip(whole, wanted, strict=True)
-        ]
 
 
 def reader_of(settings: Mapping[str, Any]) -> AudioReader:

@@ -25,6 +25,7 @@ from dataloader_svc.media.container import open_container
 
 _FORMATS = "wav,w64,flac,mp3,ogg,aac,aiff,au,caf,amr,mov,matroska,webm,avi,mpegts,mpeg,flv,asf"
 _MOST_RATE = 1_000_000  # Hz; the fastest in use is 768 kHz
+_LOUDEST = 2.0**32  # floating-point files that hold whole numbers as they were recorded reach half of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _checked_rate(rate: int) -> int:
 def decoded(container: InputContainer) -> Iterator[NDArray[np.float32]]:
     """Stretches of samples as they are stored, float32 (channels, n), mostly in -1 to 1.
 
-    Raises BadSample DECODE_FAILED for a value that is no number, and where the rate changes midway.
+    Raises BadSample DECODE_FAILED for a value that is no sound, and where the rate changes midway.
     """
     stream = sound_stream(container)
     rate = _checked_rate(stream.codec_context.sample_rate)
@@ -108,8 +109,8 @@ def decoded(container: InputContainer) -> Iterator[NDArray[np.float32]]:
                 Reason.DECODE_FAILED, f"the rate changes from {rate} to {frame.sample_rate} Hz midway"
             )
         samples = _samples(frame)
-        if not np.isfinite(samples).all():
-            raise BadSample(Reason.DECODE_FAILED, "a sample is infinite or no number")
+        if not (np.abs(samples) <= _LOUDEST).all():  # not so of what is no number, either
+            raise BadSample(Reason.DECODE_FAILED, "a sample is infinite, absurdly loud or no number")
         yield samples
 
 

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dataloader_svc.config.schema import Source
-from dataloader_svc.errors import BadSample, SourceError
+from dataloader_svc.errors import BadSample, Reason, SourceError
+from dataloader_svc.media.audio import AudioReader
 from dataloader_svc.media.image import ImageReader
+from dataloader_svc.media.mel import MelRule
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.video import VideoReader
 from dataloader_svc.sample import BlockId, keyed_rng
@@ -31,12 +33,16 @@ from dataloader_svc.sources.index import make_format
 from dataloader_svc.storage import Storage
 from dataloader_svc.testing.data import tiny_rows, write_source
 from tests.fuzz.mutate import SAME_SIZE, mutated
+from tests.sounds import encoded, tone
 
 Case = Callable[[int], str]
 """Seed -> outcome. Raises whatever the reader raises that it should not."""
 
 MANY_ROWS = 100_000
 """Far more than any of the tiny files can hold."""
+
+MOST_FRAMES = 3000
+"""Mel frames decoded of a clip that says it is longer: 30 s."""
 
 
 class Finding(Exception):
@@ -150,6 +156,30 @@ def _video_cases(folder: Path) -> Case:
     )
 
 
+def _sound_cases(container: str, codec: str, folder: Path) -> Case:
+    """One second of it."""
+    rule = MelRule(bins=8)
+    reader = AudioReader(rule, max_source_seconds=600)
+    rate = 48_000 if codec == "libopus" else 16_000
+    whole = encoded(np.stack([tone(rate, rate), tone(rate, rate, hertz=700)]), rate, container, codec)
+    expected = reader.probe(whole).frames
+
+    def case(seed: int) -> str:
+        data = mutated(whole, keyed_rng(seed, "fuzz", codec))
+        try:
+            probe = reader.probe(data)
+            features = reader.features(data, [(0, min(probe.frames, MOST_FRAMES))])
+        except BadSample as bad:
+            return "partly" if bad.reason is Reason.TRUNCATED else "refused"
+        if features.shape != (min(probe.frames, MOST_FRAMES), 8) or features.dtype != np.float32:
+            raise Finding(f"features {features.shape} of {probe}")
+        if not np.isfinite(features).all() or probe.frames % rule.frames_per_token:
+            raise Finding(f"features that are no numbers, or no whole tokens: {probe}")
+        return "read" if probe.frames == expected else "partly"
+
+    return case
+
+
 def _media_cases(name: str, whole: bytes, reader: Any) -> Case:
     def case(seed: int) -> str:
         data = mutated(whole, keyed_rng(seed, "fuzz", name))
@@ -199,7 +229,12 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "gif": functools.partial(_picture_cases, "GIF"),
     "tiff": functools.partial(_picture_cases, "TIFF", compression="tiff_lzw"),
     "mp4": _video_cases,
+    "wav": functools.partial(_sound_cases, "wav", "pcm_s16le"),
+    "flac": functools.partial(_sound_cases, "flac", "flac"),
+    "mp3": functools.partial(_sound_cases, "mp3", "libmp3lame"),
+    "opus": functools.partial(_sound_cases, "ogg", "libopus"),
+    "m4a": functools.partial(_sound_cases, "ipod", "aac"),
 }
 
-EXPENDABLE = frozenset({"mp4"})
+EXPENDABLE = frozenset({"mp4", "wav", "flac", "mp3", "opus", "m4a"})
 """A service reads these in processes that may die or hang: that is counted, and no finding."""

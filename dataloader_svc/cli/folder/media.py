@@ -1,6 +1,6 @@
 """What a worker process does with a medium: probe and decode it as a job with default settings would.
 
-The pixels are thrown away where they are made. For `WorkerPool.call`:
+Pixels and features are thrown away where they are made. For `WorkerPool.call`:
 
     examine     `kind`, and `path` where the bytes aren't the payload; raises BadSample
 """
@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dataloader_svc.config.schema import Images, VideoFields
+from dataloader_svc.config.schema import AudioFields, Images, Mel, VideoFields
 from dataloader_svc.errors import BadSample, Reason
-from dataloader_svc.media.base import MediaProbe, MediaReader
+from dataloader_svc.media.base import MediaProbe, MediaReader, Prober, SoundReader
+from dataloader_svc.media.mel import MelRule
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.sniff import Kind
 from dataloader_svc.media.worker_wire import Answer
@@ -23,14 +24,17 @@ from dataloader_svc.transforms.vision import VisionRule, smart_resize
 
 
 def examine(arguments: dict[str, Any], payload: bytes) -> Answer:
-    """Value: width, height and frames, as shown."""
+    """Value: width, height and frames, as shown; of sound 0, 0 and mel frames."""
     kind: Kind = arguments["kind"]
     data: Any = payload
     if "path" in arguments:
-        data = arguments["path"] if kind == "video" else _content(arguments["path"])
-    reader = _reader(kind)
+        data = _content(arguments["path"]) if kind == "image" else arguments["path"]
+    reader: Any = _reader(kind)
     found = reader.probe(data)
-    reader.decode(data, _size(found))
+    if kind == "audio":
+        reader.features(data, [(0, found.frames)])
+    else:
+        reader.decode(data, _size(found))
     return Answer([found.width, found.height, found.frames])
 
 
@@ -63,10 +67,20 @@ def _video_reader() -> MediaReader:
     return VideoReader(VideoSampling(max_frames=VideoFields().max_frames), Images().max_source_pixels)
 
 
-READERS: Mapping[Kind, Callable[[], MediaReader]] = {"image": _image_reader, "video": _video_reader}
+def _sound_reader() -> SoundReader:
+    from dataloader_svc.media.audio import AudioReader
+
+    return AudioReader(MelRule(**Mel().model_dump()), AudioFields().max_source_seconds)
+
+
+READERS: Mapping[Kind, Callable[[], Prober]] = {
+    "image": _image_reader,
+    "video": _video_reader,
+    "audio": _sound_reader,
+}
 """Kinds that are decoded; imported in the worker alone."""
 
 
 @functools.cache
-def _reader(kind: Kind) -> MediaReader:
+def _reader(kind: Kind) -> Prober:
     return READERS[kind]()

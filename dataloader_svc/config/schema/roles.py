@@ -22,8 +22,8 @@ class Loader(Model):
     workers: int | None = Field(
         default=None,
         gt=0,
-        description="Processes of each that decode what can hang or crash: videos. Default: threads. None is "
-        "started before there is work for it.",
+        description="Processes of each that decode what can hang or crash: videos and sound. Default: "
+        "threads. None is started before there is work for it.",
     )
     decode_timeout: float = Field(
         default=30.0,

