@@ -4,8 +4,10 @@ It may permute sequences, never change them. Every rank gets as many as every ot
 number does not divide (`global_batch: {samples: ...}`), empty ones fill up. Ranks that shard their
 weights meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's
 language model: of the balancer's placement by the sum of both, one that balances both at once, and the order
-of arrival, the one with the shortest such time is taken. On each rank dear microbatches come first, so that
-microbatch k costs about the same on all ranks and nobody waits inside a step.
+of arrival, the one with the shortest such time is taken. With `strategy.group_size` each of them keeps
+sequences in the group of ranks where they arrived. On each rank microbatches stand in order of cost, so that
+microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the
+mesh has a pipeline, in the middle.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from numpy.typing import NDArray
 from dataloader_balancers import (
     BALANCERS,
     CostModel,
+    Ranks,
+    by_groups,
     floor,
     gap,
     imbalance,
     loads,
     segment_sum,
-    two_phase_lpt,
 )
+from dataloader_balancers import place as place_items
+from dataloader_balancers.assign import turns
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
@@ -56,6 +61,7 @@ class Strategy:
     per_microbatch: int
     llm: CostModel
     encoder: MediaCost
+    group_size: int | None = None
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -68,7 +74,8 @@ class Strategy:
                 f"{nearest(name, known)}"
             )
         llm, encoder = llm_cost(config, base_dir), media_cost(config, base_dir)
-        return cls(name, config.global_batch.per_microbatch, llm, encoder)
+        group_size = config.strategy.group_size
+        return cls(name, config.global_batch.per_microbatch, llm, encoder, group_size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,17 +104,19 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
     llm, encoder = np.append(llm, empty), np.append(encoder, empty)
     cost = llm + encoder
     arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
-    candidates = [BALANCERS[strategy.balance](cost, mesh.dp, per_rank)]
+    group_size = strategy.group_size or mesh.dp
+    candidates = [by_groups(BALANCERS[strategy.balance], cost, mesh.dp, group_size, per_rank)]
     if strategy.balance != "arrival":
         if encoder.any():
-            candidates.append(two_phase_lpt(llm, encoder, mesh.dp, per_rank))
+            candidates.append(_both_phases(llm, encoder, mesh.dp, group_size, per_rank))
         candidates.append(arrival)
     seconds = [_step_time(llm, encoder, ranks, mesh.dp) for ranks in candidates]
     dp_rank = np.asarray(candidates[int(np.argmin(seconds))], np.int64)
-    # By rank, on each rank by falling cost; the i-th of a rank is in microbatch i // per_microbatch.
+    # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch.
     order = np.lexsort((-cost, dp_rank))
     microbatch = np.empty(len(cost), np.int64)
-    microbatch[order] = np.arange(len(cost)) % per_rank // strategy.per_microbatch
+    turn = turns(per_rank // strategy.per_microbatch, "middle" if mesh.pp > 1 else "falling")
+    microbatch[order] = turn[np.arange(len(cost)) % per_rank // strategy.per_microbatch]
     metrics = {}
     for name, phase in (("llm", llm), ("encoder", encoder)):
         metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
@@ -115,6 +124,19 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
         metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
     metrics["llm_gap"] = gap(loads(llm, dp_rank, mesh.dp), floor(llm, mesh.dp))
     return Placement(dp_rank, microbatch, metrics)
+
+
+def _both_phases(
+    llm: NDArray[np.float64], encoder: NDArray[np.float64], dp: int, group_size: int, per_rank: int
+) -> NDArray[np.int32]:
+    """Ranks that balance both phases at once, the language model first; within groups of ranks."""
+    rank = np.empty(len(llm), np.int32)
+    group = np.arange(len(llm)) % dp // group_size
+    for number in range(dp // group_size):
+        items = np.flatnonzero(group == number)
+        both = np.stack([llm[items], encoder[items]])
+        rank[items] = number * group_size + place_items(both, Ranks(group_size, per_rank=per_rank))
+    return rank
 
 
 def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int:
@@ -132,8 +154,16 @@ def _step_time(
 def check_mesh(config: Config, mesh: MeshSize) -> None:
     """MeshError, with the numbers and the nearest mesh that fits, where the batch does not divide.
 
-    A batch in samples is of no set number of sequences: every dp fits.
+    A batch in samples is of no set number of sequences: every dp fits. Groups of ranks must divide dp.
     """
+    group_size = config.strategy.group_size
+    if group_size is not None and mesh.dp % group_size:
+        fits = [size for size in range(1, mesh.dp + 1) if mesh.dp % size == 0]
+        close = sorted(sorted(fits, key=lambda size: (abs(size - group_size), size))[:2])
+        raise MeshError(
+            f"dp={mesh.dp} does not divide into groups of strategy.group_size={group_size} ranks: use a "
+            f"group_size of {' or '.join(map(str, close))}, or a dp that is a multiple of {group_size}"
+        )
     sequences, per_microbatch = config.num_sequences, config.global_batch.per_microbatch
     if sequences is not None and sequences % (mesh.dp * per_microbatch):
         microbatches = sequences // per_microbatch

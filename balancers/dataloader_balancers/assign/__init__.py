@@ -31,7 +31,7 @@ from dataloader_balancers.assign.groups import by_groups
 from dataloader_balancers.assign.items import Balancer
 from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
 from dataloader_balancers.assign.lpt import lpt
-from dataloader_balancers.assign.microbatches import loss_weights, order_microbatches
+from dataloader_balancers.assign.microbatches import loss_weights, order_microbatches, turns
 from dataloader_balancers.assign.place import local_search, place
 from dataloader_balancers.assign.ranks import Cap, Ranks
 from dataloader_balancers.assign.snake import snake
@@ -68,6 +68,7 @@ __all__ = [
     "loss_weights",
     "order_microbatches",
     "place",
+    "turns",
     "two_phase_lpt",
     "two_placements",
 ]

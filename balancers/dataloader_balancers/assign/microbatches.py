@@ -21,14 +21,12 @@ def order_microbatches(
     meet in each microbatch (sharded weights, experts) then meet with work alike. `shape` is the order of the
     standings: "falling", or dear ones in the "middle" and cheap ones at both ends, which pipelines want: they
     are filled by the first microbatch and drained by the last, and wait for either on every stage. A rank
-    with fewer items than others has none at the outermost turns, first at the end: its free turns are empty
-    microbatches where ranks have to meet, and nothing where they need not.
+    with fewer items than others has none at the outermost turns, the last one first: its free turns are
+    empty microbatches where ranks have to meet, and nothing where they need not.
     """
     values, ranks = np.asarray(costs, np.float64), np.asarray(rank, np.int64)
     if values.ndim != 1 or values.shape != ranks.shape:
         raise ValueError(f"{values.shape} costs for {ranks.shape} ranks; one of each for every item")
-    if shape not in ("middle", "falling"):
-        raise ValueError(f"shape is {shape!r}; known: middle, falling")
     wrong = np.flatnonzero((ranks < -1) | (ranks >= num_ranks))
     if len(wrong):
         raise ValueError(f"item {wrong[0]} is on rank {ranks[wrong[0]]}; ranks are -1 to {num_ranks - 1}")
@@ -37,17 +35,20 @@ def order_microbatches(
     order = placed[np.lexsort((-values[placed], ranks[placed]))]
     counts = np.bincount(ranks[placed], minlength=num_ranks)
     standing = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    turn[order] = _turns(int(counts.max(initial=0)), shape)[standing]
+    turn[order] = turns(int(counts.max(initial=0)), shape)[standing]
     return turn
 
 
-def _turns(count: int, shape: Shape) -> NDArray[np.int64]:
-    """(count,): the turn of each standing, the dearest being 0."""
+def turns(count: int, shape: Shape = "middle") -> NDArray[np.int64]:
+    """int64 (count,): the turn of each standing, 0 being the dearest; the cheapest is last in any shape."""
+    if shape not in ("middle", "falling"):
+        raise ValueError(f"shape is {shape!r}; known: middle, falling")
     standing = np.arange(count)
     if shape == "falling":
         return standing
     step = (standing + 1) // 2
-    return (count - 1) // 2 + np.where(standing % 2 == 1, step, -step)
+    right = standing % 2 == (1 if count % 2 == 0 else 0)
+    return (count - 1) // 2 + np.where(right, step, -step)
 
 
 def loss_weights(loss_tokens: ArrayLike, rank: ArrayLike, num_ranks: int) -> NDArray[np.float64]:

@@ -87,6 +87,12 @@ class Strategy(Model):
     pack: str = Field(default="best_fit", description="A packer of dataloader_balancers.PACKERS.")
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(default="lpt", description="A balancer of dataloader_balancers.BALANCERS.")
+    group_size: int | None = Field(
+        default=None,
+        gt=0,
+        description="Balance within groups of that many neighbouring dp ranks, such as those of a node; "
+        "sequences stay in the group they came to. None: over all ranks.",
+    )
     context_parallel: Literal["per_document", "per_sequence", "cheaper"] = Field(
         default="per_document",
         description="What the zig-zag cut over cp ranks runs through: each document, the whole sequence, or "

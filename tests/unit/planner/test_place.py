@@ -62,6 +62,37 @@ def test_microbatches_fall_in_cost_on_every_rank():
         assert costs == sorted(costs, reverse=True)
 
 
+def test_with_a_pipeline_dear_microbatches_stand_in_the_middle():
+    config = some_config()
+    plan, strategy = some_plan(config), Strategy.of(config)
+    falling, middle = (place(plan, MeshSize(dp=4, pp=pp), strategy) for pp in (1, 2))
+    assert falling.dp_rank.tolist() == middle.dp_rank.tolist()
+    turn = dict(zip(falling.microbatch.tolist(), middle.microbatch.tolist(), strict=True))
+    assert turn == {0: 2, 1: 3, 2: 1, 3: 4, 4: 0, 5: 5}
+
+
+def test_in_groups_sequences_stay_where_they_came():
+    config = some_config(strategy={"group_size": 2})
+    plan = some_plan(config)
+    everywhere = place(plan, MeshSize(dp=4), Strategy.of(some_config())).metrics
+    placement = place(plan, MeshSize(dp=4), Strategy.of(config))
+    assert (placement.dp_rank // 2).tolist() == [n % 4 // 2 for n in range(24)]
+    assert np.bincount(placement.dp_rank).tolist() == [6] * 4
+    total = [m["llm_imbalance"] + m["encoder_imbalance"] for m in (placement.metrics, everywhere)]
+    assert total[0] > total[1]
+    assert placement.metrics["llm_imbalance"] <= placement.metrics["llm_imbalance_arrival"]
+
+
+def test_groups_that_do_not_divide_dp_are_told_what_does():
+    config = some_config(strategy={"group_size": 5})
+    with pytest.raises(MeshError) as caught:
+        check_mesh(config, MeshSize(dp=12))
+    assert str(caught.value) == (
+        "dp=12 does not divide into groups of strategy.group_size=5 ranks: use a group_size of 4 or 6, "
+        "or a dp that is a multiple of 5"
+    )
+
+
 @pytest.mark.parametrize(("dp", "per_microbatch"), [(1, 1), (2, 3), (5, 2), (7, 1), (64, 1)])
 def test_a_step_of_samples_is_filled_up_with_empty_sequences(dp, per_microbatch):
     """Any dp: the empty ones are fewer than a microbatch of each rank, and never in front of others."""
