@@ -10,6 +10,7 @@ be; then ranks in a node, each phase for itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -174,7 +175,7 @@ def _leave_full_nodes(costs: Floats, weight: Floats, home: Ints, nodes: int, tol
     """
     node = home.copy()
     load = np.bincount(home, costs, nodes).astype(np.float64)
-    share = load.sum() / nodes
+    share = math.fsum(load) / nodes
     cheap_to_send = np.argsort(-costs / np.maximum(weight, 1e-300), kind="stable")
     members = _members(home[cheap_to_send], nodes)
     for full in np.argsort(-load, kind="stable").tolist():
