@@ -68,6 +68,7 @@ class MeshRun:
     mesh: str
     steps: list[StepDelivery] = field(default_factory=list)
     skipped: list[Position] = field(default_factory=list)
+    readmitted: list[Position] = field(default_factory=list)
     filtered: int = 0
     metrics: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
@@ -133,6 +134,9 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
             for record in read_records(store):
                 if record.step <= last:
                     run.skipped += [(record.sources[s.source], s.epoch, s.position) for s in record.skipped]
+                    run.readmitted += [
+                        (record.sources[r.source], r.epoch, r.position) for r in record.readmitted
+                    ]
                     run.filtered += sum(s.reason == Reason.FILTERED for s in record.skipped)
         finally:
             store.close()
@@ -182,7 +186,7 @@ def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Findin
         state = run.steps[-1].state
         waiting = [tuple(run[:5]) for run in state["waiting"]]  # (source, epoch, position, start, length)
         rows = _rows(loaded)
-        findings += check_once(run.steps, run.skipped, waiting, state, rows, run.mesh)
+        findings += check_once(run.steps, run.skipped, waiting, state, rows, run.mesh, run.readmitted)
         schedule = [entry.model_dump() for entry in config.mixture.schedule]
         steps = run.steps
         if config.mixture.exhausted != "repeat":  # shares are promised until a source has nothing left

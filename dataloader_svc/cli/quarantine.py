@@ -1,13 +1,14 @@
 """`dataloader-svc quarantine`: the samples that a job could not use, and why, for people to repair.
 
-Without a further word it lists; `export` (`quarantine_export.py`) hands over what a repair needs.
+Without a further word it lists; `export` (`quarantine_export.py`) hands over what a repair needs, `readmit`
+(`quarantine_readmit.py`) has what was repaired delivered.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,16 +19,19 @@ from dataloader_svc.cli.output import config_argument, console, examples, json_o
 from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import ConfigError, Reason
+from dataloader_svc.planner.history import lineage
 from dataloader_svc.registry import nearest
+from dataloader_svc.sample import SampleId
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.open import open_existing
-from dataloader_svc.store.quarantine_log import Quarantined, quarantine
+from dataloader_svc.store.quarantine_log import Quarantined, quarantine, readmitted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ACTIONS = {
     "list": "The samples, with counts by source and reason (the default).",
     "export": "The same as JSON lines or CSV, and what the rows hold, for a repair.",
+    "readmit": "Have samples delivered whose data was repaired.",
 }
 
 
@@ -61,6 +65,7 @@ class _ListsByDefault(click.Group):
         "dataloader-svc quarantine mixture.yaml",
         "dataloader-svc quarantine mixture.yaml --source captions --reason truncated --json",
         "dataloader-svc quarantine export mixture.yaml --format csv --to bad.csv",
+        "dataloader-svc quarantine readmit mixture.yaml --source captions",
     ),
 )
 def command() -> None:
@@ -103,8 +108,24 @@ def chosen(
     return [row for row in rows if not wanted or row.reason in wanted]
 
 
-def as_values(row: Quarantined) -> dict[str, object]:
-    """One sample for JSON and CSV."""
+def came_back(store: Store) -> dict[SampleId, int]:
+    """Samples that a step of the current history has readmitted -> that step."""
+    stops = {part.generation.number: part.stop for part in lineage(store)}
+    return {
+        sample: step
+        for sample, (generation, step) in readmitted(store).items()
+        if step < stops.get(generation, 0)
+    }
+
+
+def is_back(row: Quarantined, back: Mapping[SampleId, int]) -> bool:
+    """Whether it was readmitted, and not found bad again since."""
+    step = back.get(row.sample)
+    return step is not None and (row.step is None or row.step < step)
+
+
+def as_values(row: Quarantined, back: Mapping[SampleId, int]) -> dict[str, object]:
+    """One sample for JSON and CSV. back: what `came_back` gives."""
     return {
         "source": row.sample.source,
         "epoch": row.sample.epoch,
@@ -114,6 +135,8 @@ def as_values(row: Quarantined) -> dict[str, object]:
         "reason": row.reason,
         "detail": row.detail,
         "delivered": row.delivered,
+        "step": row.step,
+        "readmitted": back[row.sample] if is_back(row, back) else None,
     }
 
 
@@ -129,23 +152,30 @@ def list_command(
     loaded = load_config(config)
     opened = open_job_store(loaded, store)
     if opened is None:
-        rows = chosen(loaded, None, source, reason)
+        rows, back = chosen(loaded, None, source, reason), {}
     else:
         with closing(opened):
-            rows = chosen(loaded, opened, source, reason)
+            rows, back = chosen(loaded, opened, source, reason), came_back(opened)
     if as_json:
-        print_json([as_values(row) for row in rows])
+        print_json([as_values(row, back) for row in rows])
         return
     out = console()
     if not rows:
         out.print("nothing is in quarantine")
         return
-    shown = [
-        (row.sample, row.row, row.reason, "without loss" if row.delivered else "skipped", row.detail)
-        for row in rows[:limit]
-    ]
+    shown = [(row.sample, row.row, row.reason, _was(row, back), row.detail) for row in rows[:limit]]
     out.print(table("", ("sample", "row", "reason", "was", "detail"), shown))
     counts = Counter((row.sample.source, row.reason) for row in rows)
-    out.print(f"\n{len(rows)} samples" + (f", {limit} shown" if len(rows) > limit else ""))
+    returned = sum(is_back(row, back) for row in rows)
+    out.print(
+        f"\n{len(rows)} samples"
+        + (f", {returned} of them readmitted since" if returned else "")
+        + (f", {limit} shown" if len(rows) > limit else "")
+    )
     for (name, found), count in counts.most_common():
         out.print(f"  {count:6} {name}: {found}", markup=False)
+
+
+def _was(row: Quarantined, back: Mapping[SampleId, int]) -> str:
+    was = "without loss" if row.delivered else "skipped"
+    return f"{was}; readmitted in step {back[row.sample]}" if is_back(row, back) else was

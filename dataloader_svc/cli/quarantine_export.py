@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from dataloader_svc.cli.output import config_argument, examples, progress_bars, progress_console
-from dataloader_svc.cli.quarantine import as_values, choosing, chosen, open_job_store
+from dataloader_svc.cli.quarantine import as_values, came_back, choosing, chosen, is_back, open_job_store
 from dataloader_svc.cli.quarantine_rows import find_blocks
 from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.errors import ConfigError
@@ -25,7 +25,19 @@ from dataloader_svc.sources.reader import BlockSamples
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.quarantine_log import Quarantined
 
-COLUMNS = ("sample", "source", "epoch", "position", "shard", "row", "reason", "detail", "delivered")
+COLUMNS = (
+    "sample",
+    "source",
+    "epoch",
+    "position",
+    "shard",
+    "row",
+    "reason",
+    "detail",
+    "delivered",
+    "step",
+    "readmitted",
+)
 
 
 @click.command(
@@ -58,6 +70,7 @@ def command(
 ) -> int:
     """Write the quarantined samples as JSON lines or CSV: name, shard, row, reason, detail.
 
+    Those that were readmitted since are left out.
     With --rows a folder for every sample gets what the format reads of its row: `row.json`, and each
     picture or clip as a file. Exit code 1 where a row can't be read back; stderr says why.
     """
@@ -68,7 +81,8 @@ def command(
         _write([], kind, to)
         return 0
     with closing(opened):
-        found = chosen(loaded, opened, source, reason)
+        back = came_back(opened)
+        found = [row for row in chosen(loaded, opened, source, reason) if not is_back(row, back)]
         _write(found, kind, to)
         lost = {} if rows is None else _write_rows(loaded, opened, found, rows)
     said = progress_console()
@@ -89,7 +103,7 @@ def _write(rows: Sequence[Quarantined], kind: str, to: Path | None) -> None:
 
 
 def _write_text(rows: Sequence[Quarantined], kind: str, file: TextIO) -> None:
-    values = ({"sample": str(row.sample), **as_values(row)} for row in rows)
+    values = ({"sample": str(row.sample), **as_values(row, {})} for row in rows)
     if kind == "csv":
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -131,7 +145,7 @@ def _write_row(samples: BlockSamples, row: Quarantined, folder: Path) -> None:
         fields[role] = _plain(values[index], folder, role)
     found = samples.bad.get(index)
     now = None if found is None else {"reason": found.reason.value, "detail": found.detail}
-    text = json.dumps({**as_values(row), "read_now": now, "fields": fields}, ensure_ascii=False, indent=2)
+    text = json.dumps({**as_values(row, {}), "read_now": now, "fields": fields}, ensure_ascii=False, indent=2)
     (folder / "row.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from rich.progress import Progress
 
-from dataloader_svc.cli.rows import find_rows
+from dataloader_svc.cli.rows import Rows, find_rows
 from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.errors import SourceError
 from dataloader_svc.planner.history import current_generation
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.state import State
@@ -26,11 +27,15 @@ _NO_CAP = 2**31 - 1
 
 @dataclass(slots=True)
 class Found:
-    """blocks: the samples by block, with the readers of their sources. lost: sample -> why it is in none."""
+    """blocks: the samples by block, with the readers of their sources. lost: sample -> why it is in none.
+
+    repaired: sources whose files are others than were planned, and a repair of those
+    """
 
     readers: dict[str, SourceReader] = field(default_factory=dict)
     blocks: dict[BlockId, list[Quarantined]] = field(default_factory=dict)
     lost: dict[SampleId, str] = field(default_factory=dict)
+    repaired: set[str] = field(default_factory=set)
 
 
 def last_state(store: Store) -> State | None:
@@ -42,14 +47,26 @@ def last_state(store: Store) -> State | None:
     return generation.base if last is None else Plan.from_bytes(last[1], _NO_CAP).state
 
 
-def find_blocks(loaded: LoadedConfig, store: Store, rows: Sequence[Quarantined], progress: Progress) -> Found:
-    """Index the sources of `rows`, from the cache where it is fresh, and find the blocks of their samples."""
+def find_blocks(
+    loaded: LoadedConfig,
+    store: Store,
+    rows: Sequence[Quarantined],
+    progress: Progress,
+    *,
+    repaired: bool = False,
+) -> Found:
+    """Index the sources of `rows`, from the cache where it is fresh, and find the blocks of their samples.
+
+    repaired   files may be a repair of those that were planned; they are read in the order of those
+    """
     found = Found()
     state = last_state(store)
     if state is None:
         found.lost = {row.sample: "nothing is planned yet" for row in rows}
         return found
     places = find_rows(loaded, state, sorted({row.sample.source for row in rows}), progress)
+    if repaired:
+        _match(places, state, found)
     found.readers = places.readers
     for row in rows:
         source, epoch, position = row.sample
@@ -63,3 +80,16 @@ def find_blocks(loaded: LoadedConfig, store: Store, rows: Sequence[Quarantined],
         number, _ = places.readers[source].order(epoch).locate(position)
         found.blocks.setdefault(BlockId(source, epoch, number), []).append(row)
     return found
+
+
+def _match(places: Rows, state: State, found: Found) -> None:
+    """Take the files of changed sources for repairs, where they can be."""
+    for name, reader in places.changed.items():
+        try:
+            reader.accept_repair(state.sources[name].index, note=False)
+        except SourceError as error:
+            places.notes[name] = str(error)
+            continue
+        del places.notes[name]
+        places.readers[name] = reader
+        found.repaired.add(name)

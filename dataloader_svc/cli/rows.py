@@ -25,10 +25,14 @@ _ORDER_FIELDS = ("format", "shuffle", "extent", "transforms")
 
 @dataclass(slots=True)
 class Rows:
-    """readers: by source, of those whose rows can be told. notes: source -> why not, for the others."""
+    """readers: by source, of those whose rows can be told. notes: source -> why not, for the others.
+
+    changed: of these, the readers of sources whose files are others now; they may be a repair.
+    """
 
     readers: dict[str, SourceReader] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, SourceReader] = field(default_factory=dict)
 
     def row(self, sample: SampleId) -> RowRef | None:
         """Where the sample lies; None where it can't be told."""
@@ -74,6 +78,7 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
         planned = state.sources[name].index if name in state.sources else ""
         if planned and planned != reader.index.digest:
             rows.notes[name] = "its files are not those that the step was planned with"
+            rows.changed[name] = reader
         else:
             rows.readers[name] = reader
     progress.remove_task(bar)

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -29,7 +29,7 @@ from dataloader_svc.constructor.build import BuiltStep, build_step
 from dataloader_svc.constructor.collate import Form, bytes_needed
 from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
-from dataloader_svc.constructor.step import Bad, StepPlan, from_placed
+from dataloader_svc.constructor.step import Bad, StepPlan, from_placed, with_masked
 from dataloader_svc.errors import (
     ConfigError,
     DataloaderError,
@@ -66,6 +66,7 @@ class _Planned:
     plan: StepPlan
     meta: dict[str, Any]
     need: tuple[int, int]  # (work, kept) bytes
+    generation: int
 
 
 class Session:
@@ -250,7 +251,7 @@ class Session:
             return
         plan = from_placed(placed)
         need = bytes_needed(plan, self.dp_ranks, self._form)
-        self._plans[plan.step] = _Planned(plan, _meta(placed), need)
+        self._plans[plan.step] = _Planned(plan, _meta(placed), need, placed.generation)
         self.apply(core.Planned(plan.step, *need))
         if placed.record.last:
             self._end_data(plan.step + 1)
@@ -275,6 +276,9 @@ class Session:
         faultpoint.point("constructor.built")
         if self._over is None:
             self._built[step] = built
+            if built.bad and step in self._plans:  # built again, it must be what it was
+                again = with_masked(planned.plan, [bad.piece for bad in built.bad])
+                self._plans[step] = replace(planned, plan=again)
             self.apply(core.Built(step, built.num_bytes))
             self._wake(step)
 
@@ -294,14 +298,21 @@ class Session:
         self.traces.append(trace)
         built.meta.update({**planned.meta, "trace": trace})
         if built.bad:
-            rows = [_quarantined(bad, plan.step) for bad in built.bad]
+            rows = [_quarantined(bad, plan.step, planned.generation) for bad in built.bad]
             await asyncio.to_thread(add_quarantine, self._is.store, rows)
         return built
 
 
-def _quarantined(bad: Bad, step: int) -> Quarantined:
-    name = SampleId(bad.source, bad.epoch, bad.position)
-    return Quarantined(name, RowRef(bad.shard, bad.row), bad.reason, bad.detail, delivered=True, step=step)
+def _quarantined(bad: Bad, step: int, generation: int) -> Quarantined:
+    return Quarantined(
+        SampleId(bad.source, bad.epoch, bad.position),
+        RowRef(bad.shard, bad.row),
+        bad.reason,
+        bad.detail,
+        delivered=True,
+        step=step,
+        generation=generation,
+    )
 
 
 def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:

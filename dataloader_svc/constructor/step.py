@@ -7,7 +7,7 @@ plan's order. Knows nothing of layouts (`collate.py`) nor of how frames arrive (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,13 @@ class StepPlan:
         return total[self.sequence_offsets[1:]] - total[self.sequence_offsets[:-1]]
 
 
+def with_masked(plan: StepPlan, pieces: Sequence[int]) -> StepPlan:
+    """The plan, with these pieces without loss, whatever their files hold when it is built again."""
+    masked = plan.masked.copy()
+    masked[list(pieces)] = True
+    return replace(plan, masked=masked)
+
+
 def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
     """Columns of a plan message. Raises PeerError where its columns do not fit each other."""
     record = plan.record
@@ -115,8 +122,9 @@ def fetch_request(
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A piece that could not be decoded, for the quarantine."""
+    """A piece that could not be decoded, for the quarantine. `piece`: its number in the plan."""
 
+    piece: int
     source: str
     epoch: int
     position: int
@@ -304,5 +312,5 @@ class _Part:
             piece = int(self._pieces[row])
             name = plan.sources[plan.source[piece]]
             place = (int(plan.epoch[piece]), int(plan.position[piece]))
-            found.append(Bad(name, *place, shard, number, reason, detail))
+            found.append(Bad(piece, name, *place, shard, number, reason, detail))
         return found

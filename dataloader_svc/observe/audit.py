@@ -224,10 +224,12 @@ def check_once(
     state: Mapping[str, Any],
     rows: Mapping[str, int],
     mesh: str,
+    readmitted: Iterable[Position] = (),
 ) -> list[Finding]:
     """Every position up to the state is delivered, quarantined or waiting, and none twice.
 
-    `state["sources"][name]` gives epoch and position reached; `rows[name]` the rows of an epoch.
+    `state["sources"][name]` gives epoch and position reached; `rows[name]` the rows of an epoch. A position
+    that was `readmitted` n times is delivered or skipped n times more, each time whole.
     """
     pieces: Counter[Span] = Counter()
     for step in steps:
@@ -237,21 +239,25 @@ def check_once(
         for batch in seen.values():
             pieces.update(span for span, _, _ in batch.spans())
     pieces.update(waiting)
+    passed_over, back = Counter(skipped), Counter(readmitted)
     findings = [
         Finding("once", mesh, None, "", f"piece {span} comes {count} times")
         for span, count in pieces.items()
-        if count > 1
+        if count > 1 and span[:3] not in back
     ][:1]
+    findings += _check_back(pieces, passed_over, back, mesh)
     ends: dict[Position, list[tuple[int, int]]] = defaultdict(list)
     for source, epoch, position, start, length in pieces:
         ends[source, epoch, position].append((start, start + length))
     for place, ranges in ends.items():
+        if place in back:
+            continue
         ranges.sort()
         gap = ranges[0][0] != 0 or any(a[1] != b[0] for a, b in itertools.pairwise(ranges))
         if gap:
             findings.append(Finding("once", mesh, None, "", f"sample {place} is in pieces {ranges}"))
             break
-    have = set(ends) | set(skipped)
+    have = set(ends) | set(passed_over)
     for name, reached in state["sources"].items():
         expected = {
             (name, epoch, position)
@@ -264,6 +270,25 @@ def check_once(
             what = "lost" if odd in expected else "delivered beyond the state"
             findings.append(Finding("once", mesh, None, "", f"sample {odd} is {what}"))
     return findings
+
+
+def _check_back(
+    pieces: Mapping[Span, int], skipped: Mapping[Position, int], back: Mapping[Position, int], mesh: str
+) -> list[Finding]:
+    """The first position where deliveries and skips are not one more than it was readmitted."""
+    for place, times in back.items():
+        mine = {span[3:]: count for span, count in pieces.items() if span[:3] == place}
+        whole = sum(count for (start, _), count in mine.items() if start == 0)
+        ends: Counter[int] = Counter()
+        for (start, length), count in mine.items():
+            ends[start + length] += count
+        if any(start and ends[start] < count for (start, _), count in mine.items()):
+            return [Finding("once", mesh, None, "", f"readmitted sample {place} is in pieces {sorted(mine)}")]
+        skips = skipped.get(place, 0)
+        if whole + skips != 1 + times:
+            text = f"sample {place} was readmitted {times} times, skipped {skips}, delivered {whole}"
+            return [Finding("once", mesh, None, "", text)]
+    return []
 
 
 def weights_at(schedule: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:

@@ -189,7 +189,8 @@ class PlannerCore:
             raise StateError(
                 f"source {name!r}: its files are not those of the state (index {now}, then {before}): shards "
                 "were added, removed or changed, so that positions name other samples. Restore them, or "
-                "start without the state"
+                "start without the state; where rows were repaired in place, run `dataloader-svc quarantine "
+                "readmit` first"
             )
 
     def _probed(self, probe: ProbeColumns) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, Reason, StoreError
+from dataloader_svc.planner.calibration import Factors, factors_log, read_factors
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
-from dataloader_svc.planner.requests import Requests, has_news, read_requests
+from dataloader_svc.planner.requests import Requests, has_news, read_masked, read_requests
 from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import BlockId, ProbeColumns, RowRef, SampleId
@@ -37,6 +38,8 @@ class Journal:
         self._session_value: bytes | None = None
         self.generation: Generation | None = None
         self.requests = Requests()
+        self.factors: tuple[Factors, ...] = ()  # of the generation, in order of step
+        self.masked: Mapping[int, frozenset[SampleId]] = {}
 
     # ---- leading
 
@@ -121,9 +124,24 @@ class Journal:
         self.requests = await asyncio.to_thread(read_requests, self._store)
         return self.requests
 
+    async def load_masked(self) -> None:
+        """Take up which steps were delivered with samples that could not be decoded."""
+        self.masked = await asyncio.to_thread(read_masked, self._store)
+
     async def has_requests(self, done: int) -> bool:
         """Whether there are some that were not taken up; the state has done those below `done`."""
         return await asyncio.to_thread(has_news, self._store, self.requests.last, done)
+
+    async def load_factors(self) -> None:
+        """Take up the factors of the current generation."""
+        self.factors = await asyncio.to_thread(read_factors, self._store, self._current().number)
+
+    async def append_factors(self, factors: Factors) -> None:
+        """Let them hold, from a step that nobody has seen yet."""
+        name, fence = factors_log(self._current().number), self._held().token
+        number, value = len(self.factors), factors.to_json()
+        await asyncio.to_thread(self._store.append, name, number, value, fence=fence)
+        self.factors = (*self.factors, factors)
 
     def _current(self) -> Generation:
         assert self.generation is not None, "a generation was loaded or begun"
@@ -133,6 +151,7 @@ class Journal:
 
     async def append(self, plan: Plan) -> None:
         """List what the plan passes over and what it readmits, then write it. Safe to repeat."""
+        generation, fence = self._current(), self._held().token
         rows = [
             Quarantined(
                 SampleId(plan.sources[source], epoch, row.position),
@@ -140,12 +159,12 @@ class Journal:
                 row.reason,
                 row.detail,
                 step=plan.step,
+                generation=generation.number,
             )
             for source, epoch, row in plan.skipped
             if row.reason != Reason.FILTERED
         ]
         back = [SampleId(plan.sources[source], *place) for source, *place in plan.readmitted]
-        generation, fence = self._current(), self._held().token
 
         def write() -> None:
             add_quarantine(self._store, rows)
@@ -182,7 +201,7 @@ class Journal:
 
         if not await asyncio.to_thread(write):
             raise NotLeader("another planner has begun a generation")
-        self.generation = generation
+        self.generation, self.factors = generation, ()
         log.info("planner: generation %d from step %d: %s", number, base.step, reason)
         return generation
 

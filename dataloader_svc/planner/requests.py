@@ -9,38 +9,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dataloader_svc.planner.history import Part, lineage
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.readmit import Asked, Request
 from dataloader_svc.sample import SampleId
 from dataloader_svc.store.base import Store
+from dataloader_svc.store.quarantine_log import quarantine
 from dataloader_svc.store.readmission_log import Readmission, Repaired, readmissions
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """asked: by number. last: the highest number in the store, of whichever history; 0 without one.
-    masked: step -> samples that it delivered without loss, and that come again later.
-    """
+    """asked: by number. last: the highest number in the store, of whichever history; 0 without one."""
 
     asked: tuple[Request, ...] = ()
     last: int = 0
-    masked: Mapping[int, frozenset[SampleId]] = field(default_factory=dict)
-
-    def masked_pieces(self, plan: Plan) -> list[int]:
-        """Pieces of the plan that stay without loss, whatever their files hold now."""
-        again = self.masked.get(plan.step)
-        if not again:
-            return []
-        pieces = plan.pieces
-        rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.position.tolist(), strict=True)
-        return [
-            number
-            for number, (source, epoch, position) in enumerate(rows)
-            if SampleId(plan.sources[source], epoch, position) in again
-        ]
 
 
 def read_requests(store: Store) -> Requests:
@@ -62,7 +47,6 @@ def next_number(last: int, done: int) -> int:
 def in_history(found: Iterable[Readmission], parts: Sequence[Part]) -> Requests:
     """Those of `found` that belong to the history `parts`, newest first, without the samples that don't."""
     asked: list[Request] = []
-    masked: dict[int, set[SampleId]] = defaultdict(set)
     last = 0
     for request in found:
         last = max(last, request.number)
@@ -70,11 +54,36 @@ def in_history(found: Iterable[Readmission], parts: Sequence[Part]) -> Requests:
         if rows:
             samples = tuple(Asked(place, row.sample, row.block) for place, row in rows)
             asked.append(Request(request.number, request.at_step, samples))
-        for _, row in rows:
-            if row.masked:
-                masked[row.step].add(row.sample)
-    frozen = {step: frozenset(samples) for step, samples in masked.items()}
-    return Requests(tuple(asked), last, frozen)
+    return Requests(tuple(asked), last)
+
+
+def read_masked(store: Store) -> dict[int, frozenset[SampleId]]:
+    """Step of the current history -> its samples that could not be decoded when it was delivered. Blocks.
+
+    Whatever their files hold now, these slots stay as they were whenever the step is replayed: else a
+    repaired sample that is readmitted would come twice.
+    """
+    rows = [row for row in quarantine(store) if row.delivered]
+    steps = {part.generation.number: range(part.first, part.stop) for part in lineage(store)} if rows else {}
+    found: dict[int, set[SampleId]] = defaultdict(set)
+    for row in rows:
+        if row.step is not None and row.generation is not None and row.step in steps.get(row.generation, ()):
+            found[row.step].add(row.sample)
+    return {step: frozenset(samples) for step, samples in found.items()}
+
+
+def masked_pieces(masked: Mapping[int, frozenset[SampleId]], plan: Plan) -> list[int]:
+    """Numbers of the pieces of `plan` that `masked` names in its step."""
+    again = masked.get(plan.step)
+    if not again:
+        return []
+    pieces = plan.pieces
+    rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.position.tolist(), strict=True)
+    return [
+        number
+        for number, (source, epoch, position) in enumerate(rows)
+        if SampleId(plan.sources[source], epoch, position) in again
+    ]
 
 
 def _belongs(request: Readmission, row: Repaired, parts: Sequence[Part]) -> bool:

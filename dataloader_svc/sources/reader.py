@@ -100,20 +100,22 @@ class SourceReader:
         """Positions of an epoch."""
         return self.index.num_rows
 
-    def accept_repair(self, digest: str) -> None:
-        """From now on the files, as they are, are a repair of those that had the index `digest`.
+    def accept_repair(self, digest: str, *, note: bool = True) -> None:
+        """Read the files, as they are, in the order of those that had the index `digest`.
 
-        All that open the source with this index cache read them in the order of those. Raises SourceError
-        where they can't be that; the text says what differs.
+        note   so will all that open the source with this index cache
+        Raises SourceError where they can't be a repair of those; the text says what differs.
         """
         if self._layouts is None:
             raise SourceError("there is no index_cache to note a repair in")
-        self._layouts.accept(self._files, digest)
-        with self._lock:
-            self.index = self._reading()
-            self._orders.clear()
-        if self.index.digest != digest:
+        index = reduced(self._layouts.matched(self._files, digest), self._transforms)
+        if index.digest != digest:
             raise SourceError(f"the settings that choose its rows have changed since index {digest}")
+        if note:
+            self._layouts.accept(self._files, digest)
+        with self._lock:
+            self.index = index
+            self._orders.clear()
 
     def _reading(self) -> SourceIndex:
         index = self._files if self._layouts is None else self._layouts.apply(self._files)

@@ -1,10 +1,10 @@
 """A source whose files were repaired in place: its new files, read in the order that they had before.
 
 Positions are a function of an index's extents, and a repair moves those. So each index that a job has used
-leaves its *layout* beside the index cache: rows and bytes of the extents, by digest. `Layouts.accept` notes
-that an index of other files is a repair of one of them, where every shard has as many rows as it had; from
-then on `Layouts.apply` gives that index the extents, and the digest, of the layout. Rows are then found by
-number (`SourceIndex.files`). That they stand in their old order is the word of who repaired them
+leaves its *layout* beside the index cache: rows and bytes of the extents, by digest. `Layouts.matched` says
+whether other files are a repair of one of them: every shard has as many rows as it had. Once `accept` has
+noted that, `Layouts.apply` gives that index the extents, and the digest, of the layout. Rows are then found
+by number (`SourceIndex.files`). That they stand in their old order is the word of who repaired them
 (docs/decisions/0006).
 
 A layout is a file `<hash of source and digest>.layout`, a note `<hash>.repair`; both are whole or absent.
@@ -143,8 +143,8 @@ class Layouts:
             return f"layout not kept in {self.folder}: {error.strerror}; repaired files can't be readmitted"
         return None
 
-    def accept(self, files: SourceIndex, digest: str) -> None:
-        """From now on `files`, whole and as they are, are a repair of what had `digest`.
+    def matched(self, files: SourceIndex, digest: str) -> SourceIndex:
+        """The index to read `files` by if they are a repair of what had `digest`.
 
         Raises SourceError with what differs, or where no layout was kept.
         """
@@ -159,6 +159,13 @@ class Layouts:
             more = len(differences) - _MOST_NAMED
             listed = "; ".join(differences[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
             raise SourceError(f"its files are no repair of those that were planned: {listed}")
+        return layout.applied(files)
+
+    def accept(self, files: SourceIndex, digest: str) -> None:
+        """Note that `files`, whole and as they are, are a repair of what had `digest`, for all who open them.
+
+        Raises SourceError where that can't be written.
+        """
         try:
             self._write(self._file(files.digest, "repair"), digest.encode())
         except OSError as error:

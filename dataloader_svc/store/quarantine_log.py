@@ -23,7 +23,8 @@ class Quarantined:
     """A bad sample: its name, where it lies, an `errors.Reason`, and what was found.
 
     delivered   a step has it, without loss: only its pixels turned out to be bad
-    step        that skipped or has it; None where an earlier version of the service wrote the entry
+    step        that skipped or has it, in this `generation` of the plan log; both None where an earlier
+                version of the service wrote the entry
     """
 
     sample: SampleId
@@ -32,6 +33,7 @@ class Quarantined:
     detail: str = ""
     delivered: bool = False
     step: int | None = None
+    generation: int | None = None
 
 
 def add_quarantine(store: Store, rows: Iterable[Quarantined]) -> None:
@@ -78,13 +80,13 @@ def _key(prefix: str, sample: SampleId) -> str:
 
 def _value(row: Quarantined) -> bytes:
     values = [row.row.shard, row.row.row, str(row.reason), row.detail]
-    return json.dumps([*values, row.delivered, row.step]).encode()
+    return json.dumps([*values, row.delivered, row.step, row.generation]).encode()
 
 
 def _parse(name: str, value: bytes) -> Quarantined:
     shard, row, reason, detail, *later = json.loads(value)
-    delivered, step = (*later, None, None)[:2]  # an earlier version wrote less
-    return Quarantined(_sample(name), RowRef(shard, row), reason, detail, bool(delivered), step)
+    delivered, step, generation = (*later, None, None, None)[:3]  # an earlier version wrote less
+    return Quarantined(_sample(name), RowRef(shard, row), reason, detail, bool(delivered), step, generation)
 
 
 def _sample(name: str) -> SampleId:

@@ -23,7 +23,7 @@ class Repaired(NamedTuple):
 
     block    of the sample's epoch, that holds it
     step     of the record that skipped it; where a step delivered it without loss, that one
-    masked   it was delivered without loss
+    masked   it was delivered without loss; for people
     """
 
     sample: SampleId

@@ -199,6 +199,7 @@ class ScriptedPlanner:
     meshes: list[common_pb2.Mesh] = field(default_factory=list)
     joins: list[plan_pb2.JoinRequest] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    reports: list[planner_service_pb2.StepTimes] = field(default_factory=list)
     join_error: DataloaderError | None = None
     default_mesh: common_pb2.Mesh = field(default_factory=lambda: common_pb2.Mesh(dp=1, cp=1, tp=1, pp=1))
 
@@ -254,6 +255,11 @@ class ScriptedPlanner:
                 yield self.script.place(records[step], mesh.dp, demand.session, self.loaders)
                 step += 1
 
+    async def report(self, times: planner_service_pb2.StepTimes) -> common_pb2.Empty:
+        """Keeps what it is told, in `reports`."""
+        self.reports.append(times)
+        return common_pb2.Empty()
+
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
         """The session served now; 0 before the first."""
         mesh = self.meshes[-1] if self.meshes else None
@@ -262,11 +268,15 @@ class ScriptedPlanner:
 
 @dataclass(slots=True)
 class ScriptedLoader:
-    """Serves a Script's documents. Raises `errors[step]` first, one a request; `requests`: steps asked."""
+    """Serves a Script's documents. Raises `errors[step]` first, one a request.
+
+    requests   steps asked; `masked`: for each, positions that were asked for as masked
+    """
 
     script: Script
     errors: dict[int, list[Exception]] = field(default_factory=dict)
     requests: list[int] = field(default_factory=list)
+    masked: list[list[int]] = field(default_factory=list)
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until_asked(self, step: int) -> None:
@@ -278,6 +288,7 @@ class ScriptedLoader:
         """The pieces asked for, those that can't be decoded with black pixels."""
         async with self._asked:
             self.requests.append(request.step)
+            self.masked.append([request.position[row] for row in request.masked])
             self._asked.notify_all()
         if errors := self.errors.get(request.step):
             raise errors.pop(0)

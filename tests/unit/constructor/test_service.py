@@ -161,6 +161,28 @@ async def test_undecodable_samples_are_quarantined():
 
 
 @run
+async def test_what_could_not_be_decoded_is_not_tried_again_in_a_step_that_is_built_again():
+    script = Script(num_steps=10, bad_every=2)
+    async with serving(script, num_loaders=1, constructor={"memory": 60_000}) as (job, reader):
+        await reader.join(dp=2)
+        for step in range(10):
+            await reader.read(step, dp=0)
+        for step in range(10):  # of those that were dropped for others, the plans are still there
+            await reader.read(step, dp=1)
+        (loader,) = job.loaders
+        bad = {
+            step: [row.sample.position for row in quarantine(job.store) if row.step == step]
+            for step in range(10)
+        }
+        first, again = {}, {}
+        for step, masked in zip(loader.requests, loader.masked, strict=True):
+            (again if step in first else first)[step] = sorted(masked)
+        assert set(map(tuple, first.values())) == {()}
+        assert again
+        assert again == {step: bad[step] for step in again}
+
+
+@run
 async def test_reads_may_be_repeated_in_any_order():
     async with serving() as (_, reader):
         await reader.join()

@@ -143,6 +143,29 @@ def test_lost_repeated_and_split_samples() -> None:
     assert findings(state=next_epoch) == []
 
 
+def test_readmitted_positions_come_once_more() -> None:
+    step = delivery(ONE)
+    web = ("web", 0, 1)
+
+    def findings(
+        again: list[Any], *, skipped: list[Any] | None = None, times: int = 1, steps: int = 1
+    ) -> list[str]:
+        found = check_once([step] * steps, skipped or [], again, step.state, ROWS, "m", [web] * times)
+        return [str(finding) for finding in found]
+
+    # Skipped, then delivered; delivered without loss, then delivered, of another length, in two pieces.
+    assert findings([], skipped=[web]) == []
+    assert findings([(*web, 0, 9)]) == []
+    assert findings([(*web, 4, 2), (*web, 0, 4)]) == []
+    assert findings([(*web, 0, 3)]) == []
+    assert findings([], skipped=[web, web], times=2) == []
+    # Lost, twice, with a hole; and never more than what was asked for.
+    assert "readmitted 1 times, skipped 0, delivered 1" in findings([])[0]
+    assert "readmitted 1 times, skipped 1, delivered 2" in findings([(*web, 0, 9)], skipped=[web])[0]
+    assert "is in pieces [(0, 3), (4, 5)]" in findings([(*web, 4, 5)])[0]
+    assert "piece ('web', 0, 0, 0, 5) comes 2 times" in findings([], steps=2)[0]
+
+
 def test_caps() -> None:
     assert check_caps(delivery(ONE), "m", 16) == []
     assert "16 tokens, cap 15" in str(check_caps(delivery(ONE), "m", 15)[0])
