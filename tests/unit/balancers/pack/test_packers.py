@@ -91,7 +91,7 @@ def test_a_full_limit_stops_pictures_but_not_text(name):
 
 
 def test_an_unknown_name_is_answered_with_the_known():
-    with pytest.raises(ValueError, match=r"'worst_fit'; known: best_fit, first_fit, balanced"):
+    with pytest.raises(ValueError, match=r"'worst_fit'; known: best_fit, first_fit, balanced, variable"):
         pack("worst_fit", [1], 1, 8)
 
 

@@ -1,0 +1,48 @@
+"""Sequences of unequal length and equal cost: fewer tokens where documents are long (WLB-LLM)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dataloader_balancers.pack.best_fit import filled
+from dataloader_balancers.pack.leveling import Way, leveled
+from dataloader_balancers.pack.pieces import Limit, Task
+
+# Equally good ones: the first is taken. Of many pieces only the first is tried.
+_WAYS = (Way("cost", 8), Way("cost", 64), Way("cost", 2), Way("cost", 1), Way("excess", 4))
+_TRY_ALL_UP_TO = 4096
+
+
+def variable(
+    lengths: ArrayLike,
+    num_sequences: int,
+    capacity: int,
+    priority: ArrayLike | None = None,
+    costs: ArrayLike | None = None,
+    *,
+    limits: Sequence[Limit] = (),
+) -> NDArray[np.int32]:
+    """Equal cost first; `capacity` is the most that a sequence may hold, not what it should hold.
+
+    Give it more room than there are tokens: sequences of 1.25 times the mean length level out documents that
+    cost up to 1.25 times the mean (WLB-LLM, arXiv 2503.17924, section 4.1). Where there are as many tokens as
+    room, sequences become full, and `balanced` is the better name. Places as many tokens as `best_fit` where
+    all fit; if the heuristic then leaves some over, the result is that of `best_fit`.
+    """
+    task = Task.checked(lengths, num_sequences, capacity, priority, costs, limits)
+    best = filled(task)
+    value = _judged(task, best)
+    for way in _WAYS if len(task.sizes) <= _TRY_ALL_UP_TO else _WAYS[:1]:
+        result = leveled(task, way)
+        attempt = _judged(task, result)
+        if attempt < value:
+            best, value = result, attempt
+    return best
+
+
+def _judged(task: Task, result: NDArray[np.int32]) -> tuple[int, float]:
+    """Less is better: tokens left over, then the dearest sequence."""
+    return -task.tokens(result), float(task.loads(result).max())
