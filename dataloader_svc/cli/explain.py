@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 from dataloader_client import Coords, Mesh, MeshMismatchError
 from dataloader_svc.cli.explain_view import (
     Explanation,
+    SkippedView,
     cp_slices,
     explanation_json,
     explanation_lines,
@@ -25,7 +27,7 @@ from dataloader_svc.cli.output import (
     progress_bars,
 )
 from dataloader_svc.cli.plan_log import NoPlans, PlanLog
-from dataloader_svc.cli.rows import find_rows
+from dataloader_svc.cli.rows import Rows, find_rows
 from dataloader_svc.cli.step_view import sequences_of
 from dataloader_svc.config.digest import made_plans
 from dataloader_svc.config.load import LoadedConfig, load_config
@@ -35,6 +37,7 @@ from dataloader_svc.errors import MeshError, StateError
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
+from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.store.base import shown
 from dataloader_svc.store.open import open_existing
 
@@ -81,7 +84,8 @@ def explain(
     coords = _coords(config, plan, mesh, rank)
     strategy = Strategy.of(config)
     placement = place(plan, _size(mesh), strategy)
-    names = sorted({plan.sources[number] for number in plan.pieces.source.tolist()})
+    numbers = [*plan.pieces.source.tolist(), *(source for source, _, _ in plan.skipped)]
+    names = sorted({plan.sources[number] for number in numbers})
     with progress_bars() as progress:
         rows = find_rows(loaded, plan.state, names, progress)
     notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
@@ -101,8 +105,17 @@ def explain(
         placement=placement,
         sequences=sequences,
         slices=slices,
+        skipped=tuple(_skipped(plan, rows)),
         notes=tuple(notes),
     )
+
+
+def _skipped(plan: Plan, rows: Rows) -> Iterator[SkippedView]:
+    """With the rows of filtered ones too, which the log doesn't name: there may be very many."""
+    for source, epoch, row in plan.skipped:
+        sample = SampleId(plan.sources[source], epoch, row.position)
+        place = RowRef(row.shard, row.row) if row.shard else rows.row(sample)
+        yield SkippedView(sample, row.reason, row.detail, place)
 
 
 def _from_log(

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,23 @@ from dataloader_client.mesh import Coords, Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.output import table
 from dataloader_svc.cli.step_view import SequenceView, piece_json, sequence_json
+from dataloader_svc.errors import Reason
 from dataloader_svc.planner.place import Placement
 from dataloader_svc.planner.plan import Plan
+from dataloader_svc.sample import RowRef, SampleId
 
 Ranges = tuple[tuple[int, int], ...]
 """(first, stop) of runs of tokens, counted in the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedView:
+    """A sample that was passed over since the step before. `row`: None where it can't be told."""
+
+    sample: SampleId
+    reason: str
+    detail: str
+    row: RowRef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class Explanation:
     placement: Placement
     sequences: tuple[SequenceView, ...]
     slices: Mapping[PieceKey, Ranges]
+    skipped: tuple[SkippedView, ...]
     notes: tuple[str, ...]
 
 
@@ -114,22 +128,16 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             }
             for phase in ("llm", "encoder")
         },
-        "skipped": [
-            {
-                "source": plan.sources[source],
-                "epoch": epoch,
-                "position": row.position,
-                "shard": row.shard,
-                "row": row.row,
-                "reason": row.reason,
-                "detail": row.detail,
-            }
-            for source, epoch, row in plan.skipped
-        ],
+        "skipped": [_skipped_json(each) for each in explained.skipped],
         "metrics": dict(plan.metrics),
         "last": plan.last,
         "notes": list(explained.notes),
     }
+
+
+def _skipped_json(each: SkippedView) -> dict[str, Any]:
+    place = {} if each.row is None else {"shard": each.row.shard, "row": each.row.row}
+    return {**each.sample._asdict(), **place, "reason": each.reason, "detail": each.detail}
 
 
 def _rank_json(explained: Explanation) -> dict[str, int] | None:
@@ -161,9 +169,14 @@ def explanation_lines(explained: Explanation) -> Iterator[RenderableType]:
         dp, microbatch = _where(explained, sequence)
         yield Text(f"\nsequence {sequence.number}: dp {dp}, microbatch {microbatch}", "bold")
         yield _pieces(explained, sequence)
-    if plan.skipped:
+    quarantined = [each for each in explained.skipped if each.reason != Reason.FILTERED]
+    if quarantined:
         yield Text("\npassed over since the step before", "bold")
-        yield _skipped(plan)
+        yield _skipped(quarantined)
+    filtered = Counter(each.sample.source for each in explained.skipped if each.reason == Reason.FILTERED)
+    if filtered:
+        counts = ", ".join(f"{count:,} of {name}" for name, count in sorted(filtered.items()))
+        yield Text(f"\nfiltered by transforms since the step before: {counts}")
     for note in explained.notes:
         yield Text(f"\nnote: {note}")
     if mesh.cp > 1 and explained.rank is None:
@@ -224,16 +237,8 @@ def _pieces(explained: Explanation, sequence: SequenceView) -> Table:
     return table("", (*columns, *([">mel frames"] if heard else []), "shard:row"), rows)
 
 
-def _skipped(plan: Plan) -> Table:
-    rows = (
-        (
-            f"{plan.sources[source]}/{epoch}/{row.position}",
-            row.reason,
-            f"{row.shard}:{row.row}" if row.shard else "",
-            row.detail,
-        )
-        for source, epoch, row in plan.skipped
-    )
+def _skipped(skipped: Sequence[SkippedView]) -> Table:
+    rows = ((str(each.sample), each.reason, each.row or "unknown", each.detail) for each in skipped)
     return table("", ("sample", "reason", "shard:row", "detail"), rows)
 
 

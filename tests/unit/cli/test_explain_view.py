@@ -14,6 +14,7 @@ from dataloader_client.mesh import Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.explain_view import (
     Explanation,
+    SkippedView,
     cp_slices,
     explanation_json,
     explanation_lines,
@@ -21,7 +22,7 @@ from dataloader_svc.cli.explain_view import (
 )
 from dataloader_svc.cli.step_view import PieceView, SequenceView, sequences_of
 from dataloader_svc.planner.costs import MediaCost
-from dataloader_svc.planner.pieces import Pieces, SkippedRow
+from dataloader_svc.planner.pieces import Pieces
 from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.state import State
@@ -29,6 +30,12 @@ from dataloader_svc.sample import RowRef, SampleId
 
 STRATEGY = Strategy("lpt", 1, LlmCost(1.0, 0.0), MediaCost(EncoderCost(2.0), 0.5))
 LENGTHS = [[100], [60, 30], [50], [20, 10, 5]]
+SKIPPED = (
+    SkippedView(SampleId("web", 0, 99), "empty_text", "[only] spaces", RowRef("bad.jsonl", 4)),
+    SkippedView(SampleId("web", 0, 100), "filtered", "", RowRef("[web].jsonl", 7)),
+    SkippedView(SampleId("pics", 1, 2), "filtered", "", None),
+    SkippedView(SampleId("web", 0, 101), "filtered", "", RowRef("[web].jsonl", 8)),
+)
 
 
 def plan_of(lengths: list[list[int]]) -> Plan:
@@ -45,7 +52,7 @@ def plan_of(lengths: list[list[int]]) -> Plan:
         sequence_length=100,
         sequence_offsets=np.cumsum([0, *map(len, lengths)]),
         pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros, zeros),
-        skipped=((1, 0, SkippedRow(99, "bad.jsonl", 4, "empty_text", "[only] spaces")),),
+        skipped=(),
         state_json=State.initial(("pics", "web"), seed=0, config={}).to_json(),
         last=True,
         metrics={"fill": 0.5},
@@ -63,7 +70,9 @@ def explain(mesh: Mesh, rank: int | None) -> Explanation:
     chosen = of_rank(sequences_of(plan, STRATEGY, row_of), placement, coords)
     slices = cp_slices(chosen, mesh.cp, coords.cp, "per_document") if coords and mesh.cp > 1 else {}
     named = None if rank is None or coords is None else (rank, coords)
-    return Explanation("job", 2, plan, mesh, named, "lpt", placement, chosen, slices, ("pics: gone",))
+    return Explanation(
+        "job", 2, plan, mesh, named, "lpt", placement, chosen, slices, SKIPPED, ("pics: gone",)
+    )
 
 
 def test_costs_and_rows_of_all_sequences() -> None:
@@ -95,17 +104,24 @@ def test_json_of_one_rank() -> None:
     ]
     first = value["sequences"][0]["documents"][0]
     assert (first["shard"], first["row"], first["start"], first["tokens"]) == ("[web].jsonl", 1001, 0, 60)
-    assert value["skipped"] == [
-        {
-            "source": "web",
-            "epoch": 0,
-            "position": 99,
-            "shard": "bad.jsonl",
-            "row": 4,
-            "reason": "empty_text",
-            "detail": "[only] spaces",
-        }
-    ]
+    assert len(value["skipped"]) == len(SKIPPED)
+    assert value["skipped"][0] == {
+        "source": "web",
+        "epoch": 0,
+        "position": 99,
+        "shard": "bad.jsonl",
+        "row": 4,
+        "reason": "empty_text",
+        "detail": "[only] spaces",
+    }
+    # No row at all is better than a wrong one.
+    assert value["skipped"][2] == {
+        "source": "pics",
+        "epoch": 1,
+        "position": 2,
+        "reason": "filtered",
+        "detail": "",
+    }
     llm = value["imbalance"]["llm"]
     assert llm["placed"] == pytest.approx(140 / 137.5)
     assert llm["arrival"] == pytest.approx(150 / 137.5)
@@ -154,6 +170,9 @@ def test_words() -> None:
     assert "bad.jsonl:4" in out
     assert "[only] spaces" in out
     assert "note: pics: gone" in out
+    # What was left out on purpose is no list: there may be thousands of them.
+    assert "filtered by transforms since the step before: 1 of pics, 2 of web" in out
+    assert "[web].jsonl:7" not in out
 
 
 def test_words_of_a_cp_rank_say_which_tokens() -> None:
