@@ -15,6 +15,7 @@ what happens while the service restarts: `transport.py`. What a batch is: `batch
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeGuard
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
@@ -98,6 +99,7 @@ class DataServiceLoader:
         self._num_microbatches: int
         self._state: dict[str, Any]
         self._state_after: dict[str, Any]
+        self._handed_out: int | None  # step of the last batch
         self._batches: list[Batch]  # of `_step`, while it is handed out
         self._ended: bool
         self._running = _Running(Transport(address, timeout_s=timeout_s), self._pid)
@@ -121,6 +123,7 @@ class DataServiceLoader:
         if self._ended:
             raise StopIteration
         batch = self._batches[self._microbatch]
+        self._handed_out = batch.step
         self._microbatch += 1
         if batch.is_last_microbatch:
             self._state, self._step = self._state_after, self._step + 1
@@ -171,6 +174,32 @@ class DataServiceLoader:
         transport = self._running.transport
         return split(transport.finish_read(_start_read(transport, self._session, self._coords, step)))
 
+    def report(
+        self, *, step_time: float | None = None, compute_time: float | None = None, step: int | None = None
+    ) -> None:
+        """Tell the service what this rank measured, in seconds, so that it learns what work costs.
+
+        step_time      of a whole step, from one optimiser step to the next: ranks wait for each other in it
+        compute_time   of this rank's own work of the step: its forward and backward passes, without waiting
+                       for others or for data. Tells more, and tells which rank is slow
+        step           `batch.step` that it is of; that of the last batch handed out by default
+
+        Sends without waiting and never fails a training step: what does not arrive is lost, and what is no
+        positive number is not sent, nor what a closed loader is told. Of use with `strategy.calibrate`; else
+        the service says that it wants none.
+        """
+        if not self._finalizer.alive or os.getpid() != self._pid:
+            return
+        times = {"step_time": step_time, "compute_time": compute_time}
+        measured = {name: float(value) for name, value in times.items() if _is_time(value)}
+        step = self._handed_out if step is None else step
+        if not measured or step is None:
+            return
+        request = constructor_service_pb2.ReportRequest(
+            session=self._session, step=step, coords=coords_message(self._coords), **measured
+        )
+        self._running.transport.report(request)
+
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,7 +247,7 @@ class DataServiceLoader:
             self._num_microbatches = checkpoint.num_microbatches
         self._state = self._state_after = json.loads(response.state_json or "{}")
         self._microbatch = checkpoint.microbatch if checkpoint is not None else 0
-        self._batches, self._ended = [], False
+        self._batches, self._ended, self._handed_out = [], False, None
 
     def _join_request(self, checkpoint: Checkpoint | None) -> plan_pb2.JoinRequest:
         request = plan_pb2.JoinRequest(
@@ -293,6 +322,11 @@ class _Running:
         if os.getpid() == self.pid:  # in a forked child the threads are the parent's
             self.stop_prefetch()
             self.transport.close()
+
+
+def _is_time(value: float | None) -> TypeGuard[float]:
+    """Whether it is one that can be reported."""
+    return value is not None and math.isfinite(value) and value > 0
 
 
 def _start_read(

@@ -73,12 +73,16 @@ CONSTRUCTOR = "ConstructorService"
 JOIN = Unary(CONSTRUCTOR, "Join", plan_pb2.JoinRequest, plan_pb2.JoinResponse)
 READ = RawStream(CONSTRUCTOR, "Read", constructor_service_pb2.ReadRequest)
 LEAVE = Unary(CONSTRUCTOR, "Leave", constructor_service_pb2.LeaveRequest, common_pb2.Empty)
+REPORT = Unary(
+    CONSTRUCTOR, "Report", constructor_service_pb2.ReportRequest, constructor_service_pb2.ReportResponse
+)
 CONSTRUCTOR_STATUS = Unary(CONSTRUCTOR, "Status", common_pb2.Empty, constructor_service_pb2.ConstructorStatus)
 
 PLANNER = "PlannerService"
 PLANNER_JOIN = Unary(PLANNER, "Join", plan_pb2.JoinRequest, plan_pb2.JoinResponse)
 PLANS = Bidirectional(PLANNER, "Plans", planner_service_pb2.PlanDemand, plan_pb2.PlacedPlan)
 PLANNER_STATUS = Unary(PLANNER, "Status", common_pb2.Empty, planner_service_pb2.PlannerStatus)
+PLANNER_REPORT = Unary(PLANNER, "Report", planner_service_pb2.StepTimes, common_pb2.Empty)
 
 LOADER = "LoaderService"
 DESCRIBE = Unary(LOADER, "Describe", loader_service_pb2.DescribeRequest, loader_service_pb2.DescribeResponse)

@@ -1,4 +1,4 @@
-"""The constructor role: answers Join, Read, Leave and Status.
+"""The constructor role: answers Join, Read, Leave, Report and Status.
 
 Holds one session at a time (`session.py`), which follows plans and builds steps; opens the next when a read
 names one that the planner confirms. A restarted constructor knows nothing and needs nothing: the next read
@@ -21,6 +21,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.peers import Peers
+from dataloader_svc.constructor.reports import Reports
 from dataloader_svc.constructor.session import Session, Surroundings, superseded
 from dataloader_svc.errors import MeshError, PeerError, VersionError
 from dataloader_svc.rpc.status import RoleName
@@ -46,6 +47,7 @@ class ConstructorService:
         self._peers = Peers(store, clock)
         role = RoleName(self.name, log_file)
         self._surroundings = Surroundings(role, index, config, store, clock, self._peers)
+        self._reports = Reports(self._peers)
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
@@ -56,6 +58,7 @@ class ConstructorService:
         """End all work; readers that wait are told that this constructor is gone."""
         if self._session is not None:
             await self._session.end(PeerError(f"{self.name} is stopping"))
+        await self._reports.stop()
         await self._peers.close()
 
     async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:
@@ -100,6 +103,15 @@ class ConstructorService:
         if session is not None and session.number == request.session:
             session.apply(core.Left(_rank(request.coords)))
         return common_pb2.Empty()
+
+    async def report(
+        self, request: constructor_service_pb2.ReportRequest
+    ) -> constructor_service_pb2.ReportResponse:
+        """Pass on what a rank measured; the answer does not wait for the planner."""
+        wanted = self._config.strategy.calibrate
+        if wanted:
+            self._reports.add(request)
+        return constructor_service_pb2.ReportResponse(wanted=wanted)
 
     async def status(self, _: common_pb2.Empty) -> constructor_service_pb2.ConstructorStatus:
         """Memory, window of finished steps, and mean trace."""

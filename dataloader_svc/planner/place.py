@@ -8,11 +8,14 @@ of arrival, the one with the shortest such time is taken. With `strategy.group_s
 sequences in the group of ranks where they arrived. On each rank microbatches stand in order of cost, so that
 microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the
 mesh has a pipeline, in the middle.
+
+Costs may have been fitted to measured times (`calibration.py`). Then there are such placements by the fit
+too, and only one is taken that gains over arrival order by the configured costs *and* by the fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -33,6 +36,7 @@ from dataloader_balancers import (
 )
 from dataloader_balancers import place as place_items
 from dataloader_balancers.assign import turns
+from dataloader_balancers.calibrate import no_harm
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
@@ -81,49 +85,84 @@ class Strategy:
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty ones,
-    fewer than `dp * per_microbatch` of them. metrics: see `place`.
+    fewer than `dp * per_microbatch` of them. metrics: see `place`. work: float64 (dp, parts), what each dp
+    rank has to do by the configured costs: the parts of the language model, then the encoders.
     """
 
     dp_rank: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     metrics: Mapping[str, float]
+    work: NDArray[np.float64]
 
 
-def place(plan: Plan, mesh: MeshSize, strategy: Strategy) -> Placement:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Phases:
+    """Costs of a step's sequences, float64 (n,) each, by one model."""
+
+    llm: NDArray[np.float64]
+    encoder: NDArray[np.float64]
+
+    def step_time(self, rank: NDArray[np.int32], dp: int) -> float:
+        """Predicted time of the step, in the unit of the costs: ranks meet after each phase."""
+        return float(loads(self.llm, rank, dp).max() + loads(self.encoder, rank, dp).max())
+
+
+def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[float] = ()) -> Placement:
     """Equal counts on all dp ranks: as few microbatches as hold the plan's sequences.
+
+    factors   what a fit multiplies each part of the work with; none: the configured costs alone
 
     Metrics, each max / mean over dp ranks: `llm_imbalance`, `encoder_imbalance`; the same with sequences in
     order of arrival, `..._arrival`; the least that any placement of these sequences could have, `..._floor`;
-    and `llm_gap`, dearest rank over the floor, minus 1.
+    and `llm_gap`, dearest rank over the floor, minus 1. By the configured costs, with or without a fit.
     """
-    lengths, offsets = plan.pieces.length, plan.sequence_offsets
-    llm = segment_sum(strategy.llm.of_documents(lengths), offsets)
-    encoder = segment_sum(strategy.encoder.of_pieces(plan.pieces), offsets)
     per_rank = num_microbatches(plan.num_sequences, mesh, strategy.per_microbatch) * strategy.per_microbatch
-    empty = np.zeros(mesh.dp * per_rank - plan.num_sequences)
-    llm, encoder = np.append(llm, empty), np.append(encoder, empty)
-    cost = llm + encoder
-    arrival = BALANCERS["arrival"](cost, mesh.dp, per_rank)
-    group_size = strategy.group_size or mesh.dp
-    candidates = [by_groups(BALANCERS[strategy.balance], cost, mesh.dp, group_size, per_rank)]
-    if strategy.balance != "arrival":
-        if encoder.any():
-            candidates.append(_both_phases(llm, encoder, mesh.dp, group_size, per_rank))
-        candidates.append(arrival)
-    seconds = [_step_time(llm, encoder, ranks, mesh.dp) for ranks in candidates]
-    dp_rank = np.asarray(candidates[int(np.argmin(seconds))], np.int64)
+    parts = _work(plan, strategy, mesh.dp * per_rank)
+    given = _Phases(parts[:, :-1].sum(axis=1), parts[:, -1])
+    models = [given]
+    if len(factors) == parts.shape[1]:  # else they are of costs that were configured before
+        scaled = parts * np.asarray(factors, np.float64)
+        models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1]))
+    arrival = BALANCERS["arrival"](given.llm, mesh.dp, per_rank)
+    candidates = [arrival]
+    for model in models:
+        candidates += _candidates(model, mesh.dp, strategy, per_rank)
+    times = [[model.step_time(rank, mesh.dp) for rank in candidates] for model in models]
+    dp_rank = np.asarray(candidates[no_harm(times)], np.int64)
     # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch.
+    cost = models[-1].llm + models[-1].encoder
     order = np.lexsort((-cost, dp_rank))
     microbatch = np.empty(len(cost), np.int64)
     turn = turns(per_rank // strategy.per_microbatch, "middle" if mesh.pp > 1 else "falling")
     microbatch[order] = turn[np.arange(len(cost)) % per_rank // strategy.per_microbatch]
     metrics = {}
-    for name, phase in (("llm", llm), ("encoder", encoder)):
+    for name, phase in (("llm", given.llm), ("encoder", given.encoder)):
         metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
         metrics[f"{name}_imbalance_arrival"] = imbalance(loads(phase, arrival, mesh.dp))
         metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
-    metrics["llm_gap"] = gap(loads(llm, dp_rank, mesh.dp), floor(llm, mesh.dp))
-    return Placement(dp_rank, microbatch, metrics)
+    metrics["llm_gap"] = gap(loads(given.llm, dp_rank, mesh.dp), floor(given.llm, mesh.dp))
+    work = np.stack([loads(part, dp_rank, mesh.dp) for part in parts.T], axis=1)
+    return Placement(dp_rank, microbatch, metrics, work)
+
+
+def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
+    """float64 (count, parts) of the plan's sequences, and of empty ones behind them."""
+    pieces, offsets = plan.pieces, plan.sequence_offsets
+    columns = [*strategy.llm.parts(pieces.length).T, strategy.encoder.of_pieces(pieces)]
+    work = np.zeros((count, len(columns)))
+    work[: plan.num_sequences] = np.stack([segment_sum(column, offsets) for column in columns], axis=1)
+    return work
+
+
+def _candidates(model: _Phases, dp: int, strategy: Strategy, per_rank: int) -> Iterator[NDArray[np.int32]]:
+    """Placements worth a look by a model, beside that of arrival."""
+    if strategy.balance == "arrival":
+        return
+    group_size = strategy.group_size or dp
+    cost = model.llm + model.encoder
+    yield by_groups(BALANCERS[strategy.balance], cost, dp, group_size, per_rank)
+    if model.encoder.any():
+        yield _both_phases(model.llm, model.encoder, dp, group_size, per_rank)
 
 
 def _both_phases(
@@ -142,13 +181,6 @@ def _both_phases(
 def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int:
     """Of each rank: as few as hold that many sequences, and as many on every rank."""
     return -(-sequences // (mesh.dp * per_microbatch))
-
-
-def _step_time(
-    llm: NDArray[np.float64], encoder: NDArray[np.float64], rank: NDArray[np.int32], dp: int
-) -> float:
-    """Predicted time of a step, in the unit of the costs: ranks meet after each phase."""
-    return float(loads(llm, rank, dp).max() + loads(encoder, rank, dp).max())
 
 
 def check_mesh(config: Config, mesh: MeshSize) -> None:

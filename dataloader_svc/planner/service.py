@@ -30,6 +30,7 @@ from dataloader_svc.errors import (
     StoreError,
 )
 from dataloader_svc.planner import core
+from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors, factors_at
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, num_microbatches, place
@@ -69,12 +70,14 @@ class PlannerService:
         self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
         self._loaders = LoaderPool(store, clock, config.loader.count)
         self._journal = Journal(store, config.sequence_length)
+        self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._plan_seconds: dict[int, tuple[float, float]] = {}
         self._waiting_since: float | None = None  # for probes, with a step wanted
         self._wanted: dict[object, int] = {}  # by stream: last step it wants
         self._changed = asyncio.Condition()
+        self._adopting = False
         self._joining = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +96,10 @@ class PlannerService:
         state, used = await self._journal.resume(self._config.planner.ahead)
         if state.names == self._rules.names:
             await self._journal.load_requests()
+            await self._journal.load_factors()
+            newest = self._newest_factors()
+            if self._calibration is None and newest is not None and newest.parts:
+                await self._journal.append_factors(Factors(state.step, (), 0.0))  # it has been turned off
             self._session = session
             self._base(core.Based(state, used))
             if session is not None:
@@ -444,7 +451,10 @@ class PlannerService:
         self._check(number)
         session = self._session
         assert session is not None, "_check found it"
-        placement = place(plan, session.mesh, self._strategy)
+        factors = factors_at(self._journal.factors, plan.step)
+        placement = place(plan, session.mesh, self._strategy, () if factors is None else factors.parts)
+        if self._calibration is not None:
+            self._calibration.placed(number, plan.step, session.mesh, placement.work)
         pieces = plan.pieces
         rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.block.tolist(), strict=True)
         blocks = [BlockId(plan.sources[source], epoch, block) for source, epoch, block in rows]
@@ -464,6 +474,32 @@ class PlannerService:
             probe_wait_seconds=probe_wait_s,
         )
 
+    # ---- Report
+
+    async def report(self, times: planner_service_pb2.StepTimes) -> common_pb2.Empty:
+        """Learn what work costs; place by it from the next step on that is not in the log."""
+        if self._calibration is not None:
+            self._calibration.reported(times)
+            wanted = self._calibration.proposal(self._newest_factors()) is not None
+            if wanted and not self._adopting and len(self._journal.factors) < MOST_ENTRIES:
+                self._adopting = True
+                self._start(self._adopt(self._calibration))
+        return common_pb2.Empty()
+
+    def _newest_factors(self) -> Factors | None:
+        return self._journal.factors[-1] if self._journal.factors else None
+
+    async def _adopt(self, calibration: Calibration) -> None:
+        """No step is written meanwhile, so none that anybody has seen is placed otherwise from now on."""
+        try:
+            async with self._writing:
+                state, proposal = self._core.state, calibration.proposal(self._newest_factors())
+                if state is not None and proposal is not None:
+                    await self._journal.append_factors(Factors(state.step, *proposal))
+                    log.info("planner: costs of parts times %s from step %d", proposal[0], state.step)
+        finally:
+            self._adopting = False
+
     # ---- Status
 
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
@@ -477,6 +513,8 @@ class PlannerService:
             status.mesh.CopyFrom(_message(session.mesh))
         if state is not None:
             status.next_step, status.state_json = state.step, state.to_json()
+        if self._calibration is not None:
+            status.calibration.CopyFrom(self._calibration.to_message(self._newest_factors()))
         return status
 
 

@@ -27,8 +27,19 @@ log = logging.getLogger(__name__)
 Method = methods.Unary[Any, Any] | methods.RawStream[Any] | methods.Bidirectional[Any, Any]
 
 SERVICES: dict[str, tuple[Method, ...]] = {
-    methods.CONSTRUCTOR: (methods.JOIN, methods.READ, methods.LEAVE, methods.CONSTRUCTOR_STATUS),
-    methods.PLANNER: (methods.PLANNER_JOIN, methods.PLANS, methods.PLANNER_STATUS),
+    methods.CONSTRUCTOR: (
+        methods.JOIN,
+        methods.READ,
+        methods.LEAVE,
+        methods.REPORT,
+        methods.CONSTRUCTOR_STATUS,
+    ),
+    methods.PLANNER: (
+        methods.PLANNER_JOIN,
+        methods.PLANS,
+        methods.PLANNER_STATUS,
+        methods.PLANNER_REPORT,
+    ),
     methods.LOADER: (
         methods.DESCRIBE,
         methods.PROBE,

@@ -26,6 +26,26 @@ class LeaveRequest(_message.Message):
     coords: _common_pb2.Coords
     def __init__(self, session: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ...) -> None: ...
 
+class ReportRequest(_message.Message):
+    __slots__ = ("session", "coords", "step", "step_time", "compute_time")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COORDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_TIME_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    coords: _common_pb2.Coords
+    step: int
+    step_time: float
+    compute_time: float
+    def __init__(self, session: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., step: _Optional[int] = ..., step_time: _Optional[float] = ..., compute_time: _Optional[float] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: bool
+    def __init__(self, wanted: _Optional[bool] = ...) -> None: ...
+
 class ConstructorStatus(_message.Message):
     __slots__ = ("job", "service_version", "protocol", "session", "mesh", "held_bytes", "limit_bytes", "first_step", "last_step", "trace")
     class TraceEntry(_message.Message):

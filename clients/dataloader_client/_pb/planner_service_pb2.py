@@ -26,17 +26,25 @@ from dataloader_client._pb import common_pb2 as dataloader_dot_v1_dot_common__pb
 from dataloader_client._pb import plan_pb2 as dataloader_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dataloader/v1/planner_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\x1a\x18\x64\x61taloader/v1/plan.proto\"T\n\nPlanDemand\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\r\n\x05up_to\x18\x03 \x01(\x04\x12\x13\n\x0b\x63onstructor\x18\x04 \x01(\t\"\x9a\x01\n\rPlannerStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x0f\n\x07session\x18\x04 \x01(\x04\x12!\n\x04mesh\x18\x05 \x01(\x0b\x32\x13.dataloader.v1.Mesh\x12\x12\n\nstate_json\x18\x06 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x07 \x01(\x04\x32\xd2\x01\n\x0ePlannerService\x12?\n\x04Join\x12\x1a.dataloader.v1.JoinRequest\x1a\x1b.dataloader.v1.JoinResponse\x12\x41\n\x05Plans\x12\x19.dataloader.v1.PlanDemand\x1a\x19.dataloader.v1.PlacedPlan(\x01\x30\x01\x12<\n\x06Status\x12\x14.dataloader.v1.Empty\x1a\x1c.dataloader.v1.PlannerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dataloader/v1/planner_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\x1a\x18\x64\x61taloader/v1/plan.proto\"T\n\nPlanDemand\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x11\n\tfrom_step\x18\x02 \x01(\x04\x12\r\n\x05up_to\x18\x03 \x01(\x04\x12\x13\n\x0b\x63onstructor\x18\x04 \x01(\t\"d\n\tStepTimes\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x03(\x04\x12\x0f\n\x07\x64p_rank\x18\x03 \x03(\r\x12\x11\n\tstep_time\x18\x04 \x03(\x01\x12\x14\n\x0c\x63ompute_time\x18\x05 \x03(\x01\"\x89\x02\n\x0b\x43\x61libration\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\r\n\x05\x66ixed\x18\x02 \x01(\x01\x12\x10\n\x08per_unit\x18\x03 \x03(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\x01\x12\x10\n\x08outliers\x18\x05 \x01(\x01\x12\x14\n\x0cobservations\x18\x06 \x01(\x04\x12\x0e\n\x06\x64rifts\x18\x07 \x01(\x04\x12\x32\n\x04slow\x18\x08 \x03(\x0b\x32$.dataloader.v1.Calibration.SlowEntry\x12\x0f\n\x07\x66\x61\x63tors\x18\t \x03(\x01\x12\x11\n\tfrom_step\x18\n \x01(\x04\x1a+\n\tSlowEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xcb\x01\n\rPlannerStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tnext_step\x18\x03 \x01(\x04\x12\x0f\n\x07session\x18\x04 \x01(\x04\x12!\n\x04mesh\x18\x05 \x01(\x0b\x32\x13.dataloader.v1.Mesh\x12\x12\n\nstate_json\x18\x06 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x07 \x01(\x04\x12/\n\x0b\x63\x61libration\x18\x08 \x01(\x0b\x32\x1a.dataloader.v1.Calibration2\x8c\x02\n\x0ePlannerService\x12?\n\x04Join\x12\x1a.dataloader.v1.JoinRequest\x1a\x1b.dataloader.v1.JoinResponse\x12\x41\n\x05Plans\x12\x19.dataloader.v1.PlanDemand\x1a\x19.dataloader.v1.PlacedPlan(\x01\x30\x01\x12<\n\x06Status\x12\x14.dataloader.v1.Empty\x1a\x1c.dataloader.v1.PlannerStatus\x12\x38\n\x06Report\x12\x18.dataloader.v1.StepTimes\x1a\x14.dataloader.v1.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dataloader.v1.planner_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CALIBRATION_SLOWENTRY']._loaded_options = None
+  _globals['_CALIBRATION_SLOWENTRY']._serialized_options = b'8\001'
   _globals['_PLANDEMAND']._serialized_start=108
   _globals['_PLANDEMAND']._serialized_end=192
-  _globals['_PLANNERSTATUS']._serialized_start=195
-  _globals['_PLANNERSTATUS']._serialized_end=349
-  _globals['_PLANNERSERVICE']._serialized_start=352
-  _globals['_PLANNERSERVICE']._serialized_end=562
+  _globals['_STEPTIMES']._serialized_start=194
+  _globals['_STEPTIMES']._serialized_end=294
+  _globals['_CALIBRATION']._serialized_start=297
+  _globals['_CALIBRATION']._serialized_end=562
+  _globals['_CALIBRATION_SLOWENTRY']._serialized_start=519
+  _globals['_CALIBRATION_SLOWENTRY']._serialized_end=562
+  _globals['_PLANNERSTATUS']._serialized_start=565
+  _globals['_PLANNERSTATUS']._serialized_end=768
+  _globals['_PLANNERSERVICE']._serialized_start=771
+  _globals['_PLANNERSERVICE']._serialized_end=1039
 # @@protoc_insertion_point(module_scope)

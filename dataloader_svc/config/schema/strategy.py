@@ -98,6 +98,11 @@ class Strategy(Model):
         description="What the zig-zag cut over cp ranks runs through: each document, the whole sequence, or "
         "of each sequence whichever is predicted to be faster.",
     )
+    calibrate: bool = Field(
+        default=False,
+        description="Fit the costs to the times that trainers give to `loader.report`, and place by the fit "
+        "where it gains by the configured costs too. Packing never follows it.",
+    )
     overdraw: float = Field(
         default=0.02,
         ge=0,

@@ -48,6 +48,9 @@ class Planner:
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
         return planner_service_pb2.PlannerStatus(job="j")
 
+    async def report(self, _: planner_service_pb2.StepTimes) -> common_pb2.Empty:
+        return common_pb2.Empty()
+
 
 class Loader:
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
