@@ -1,0 +1,196 @@
+"""From a death to the next batch: each role, a loader with and without a shadow, and a peer that restarts.
+
+    python tests/bench/recovery.py [--config CONFIG] [--repeats 3]
+
+Real processes, SIGKILL. Two figures a death, medians over the repeats:
+
+    back    from the kill until the role serves again
+    stall   the longest that a trainer waited for a batch after it; one that computes nothing, so that nothing
+            hides the outage, and one whose step takes 0.25 s, so that what was built ahead does
+
+The last rows are restarts: of a trainer with the service alive, of service and trainer, and of the peer, a
+torchdata StatefulDataLoader in a new process at the same place (`peer_recovery.py`; skipped with a word where
+torchdata isn't installed). Each starts a Python process with torch in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dataloader_client import DataServiceLoader, Mesh
+from dataloader_svc.config.load import LoadedConfig, load_config
+from dataloader_svc.engine.base import RoleState
+from dataloader_svc.engine.job import Job
+from dataloader_svc.engine.spec import job_spec
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_STEPS, AFTER_S, STEP_S = 12, 8.0, 0.25
+TRAINER = """
+import json, sys, time
+began = time.perf_counter()
+import torch
+from dataloader_client import DataServiceLoader, Mesh
+state = json.loads(open(sys.argv[2]).read())
+with DataServiceLoader(sys.argv[1], mesh=Mesh(), state=state) as loader:
+    next(loader)
+    print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def running(loaded: LoadedConfig, *, shadows: int = 0, folder: Path | None = None) -> Iterator[Job]:
+    """A service with one loader; its store goes with `folder`."""
+    loader = loaded.config.loader.model_copy(update={"count": 1, "shadows": shadows})
+    config = loaded.config.model_copy(update={"loader": loader})
+    with contextlib.ExitStack() as stack:
+        scratch = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run_dir = scratch / "run"
+        run_dir.mkdir(exist_ok=True)
+        spec = job_spec(
+            replace(loaded, config=config), run_dir, "127.0.0.1:0", f"sqlite:///{scratch}/state.db"
+        )
+        with Job(spec) as job:
+            yield job
+
+
+def death(loaded: LoadedConfig, victim: str, *, shadows: int, step_s: float) -> tuple[float, float]:
+    """(back, stall) in seconds."""
+    with running(loaded, shadows=shadows) as job, DataServiceLoader(job.address, mesh=Mesh()) as loader:
+        batches = iter(loader)
+        for _ in range(WARM_STEPS):
+            take_step(batches)
+        was = job.roles()[victim]
+        assert was.pid is not None
+        back: list[float] = []
+        os.kill(was.pid, signal.SIGKILL)
+        killed = time.perf_counter()
+        watch = threading.Thread(target=lambda: back.append(_back(job, victim, was.pid) - killed))
+        watch.start()
+        stall = 0.0
+        while time.perf_counter() < killed + AFTER_S or not back:
+            began = time.perf_counter()
+            take_step(batches)
+            stall = max(stall, time.perf_counter() - began)
+            time.sleep(step_s)
+        watch.join()
+        return back[0], stall
+
+
+def _back(job: Job, name: str, pid: int | None) -> float:
+    while True:
+        now = job.roles()[name]
+        if now.state is RoleState.READY and now.pid != pid:
+            return time.perf_counter()
+        time.sleep(0.005)
+
+
+def take_step(batches: Iterator[object]) -> None:
+    """All microbatches of one."""
+    for batch in batches:
+        if batch.is_last_microbatch:  # type: ignore[attr-defined]
+            return
+
+
+def trainer_restarts(loaded: LoadedConfig, *, with_service: bool) -> float:
+    """From a new trainer's start, or the service's and then the trainer's, to its first batch."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        state = folder / "state.json"
+        with running(loaded, folder=folder) as job:
+            with DataServiceLoader(job.address, mesh=Mesh()) as loader:
+                batches = iter(loader)
+                for _ in range(WARM_STEPS):
+                    take_step(batches)
+                state.write_text(json.dumps(loader.state_dict()))
+            if not with_service:
+                return _trainer(job.address, state)
+        began = time.perf_counter()
+        with running(loaded, folder=folder) as job:
+            return time.perf_counter() - began + _trainer(job.address, state)
+
+
+def _trainer(address: str, state: Path) -> float:
+    command = [sys.executable, "-c", TRAINER, address, str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["seconds"])
+
+
+def peer_restarts() -> float:
+    """Seconds from the start of a new process to its next batch."""
+    script = str(ROOT / "tests/bench/peer_recovery.py")
+    with tempfile.TemporaryDirectory() as scratch:
+        state = f"{scratch}/state.pkl"
+        subprocess.run([sys.executable, script, "save", state, str(WARM_STEPS)], check=True)
+        command = [sys.executable, script, "resume", state]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return float(json.loads(done.stdout)["seconds"])
+
+
+def median(repeats: int, measure: Callable[[], tuple[float, ...]]) -> list[float]:
+    """Of each figure."""
+    return [statistics.median(column) for column in zip(*(measure() for _ in range(repeats)), strict=True)]
+
+
+def measure(config: Path, repeats: int) -> dict[str, list[float]]:
+    """Row -> [back, stall without compute, stall with]; restarts have one figure."""
+    loaded = load_config(config)
+    with running(loaded) as job, DataServiceLoader(job.address, mesh=Mesh()) as loader:
+        next(iter(loader))  # indexes are cached from here on
+    rows: dict[str, list[float]] = {}
+    for name, victim, shadows in (
+        ("planner", "planner-0", 0),
+        ("constructor", "constructor-0", 0),
+        ("loader, cold", "loader-0", 0),
+        ("loader, shadow", "loader-0", 1),
+    ):
+        runs = [
+            median(repeats, lambda: death(loaded, victim, shadows=shadows, step_s=step_s))  # noqa: B023
+            for step_s in (0.0, STEP_S)
+        ]
+        rows[name] = [runs[0][0], runs[0][1], runs[1][1]]
+        print(f"{name:28} " + "  ".join(f"{value:6.2f} s" for value in rows[name]), flush=True)
+    restarts: list[tuple[str, Callable[[], float]]] = [
+        ("trainer restarts", lambda: trainer_restarts(loaded, with_service=False)),
+        ("service and trainer restart", lambda: trainer_restarts(loaded, with_service=True)),
+    ]
+    if importlib.util.find_spec("torchdata") is not None:
+        restarts.append(("StatefulDataLoader restarts", peer_restarts))
+    else:
+        print("torchdata is not installed: pip install torchdata==0.11.0 for its row")
+    for name, restart in restarts:
+        rows[name] = median(repeats, lambda: (restart(),))  # noqa: B023
+        print(f"{name:28} {rows[name][0]:6.2f} s", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Print the table and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "examples/demo/mixture.yaml")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    print(f"{'killed':28}   back     stall, no compute / step {STEP_S} s")
+    rows = measure(arguments.config, arguments.repeats)
+    cold, shadow = rows["loader, cold"], rows["loader, shadow"]
+    print(f"cold / shadow: back {cold[0] / shadow[0]:.1f}, stall {cold[1] / shadow[1]:.1f}")
+    if "StatefulDataLoader restarts" in rows:
+        ratio = rows["StatefulDataLoader restarts"][0] / rows["trainer restarts"][0]
+        print(f"StatefulDataLoader / trainer restarts: {ratio:.1f}")
+
+
+if __name__ == "__main__":
+    main()
