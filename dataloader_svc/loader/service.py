@@ -157,8 +157,9 @@ class LoaderService:
         if not request.reopen:
             self._drop(self._table.apply(core.Released(block)))
             return common_pb2.Empty()
-        while (reading := self._reading.get(block)) is not None:  # it may have begun before the repair
-            await asyncio.wait([reading])
+        # What is under way may have begun before the repair.
+        while begun := [task for task in (self._reading.get(block), self._opening.get(block.source)) if task]:
+            await asyncio.wait(begun)
         self._sources.pop(block.source, None)
         self._drop(self._table.apply(core.Forgotten(block)))
         return common_pb2.Empty()

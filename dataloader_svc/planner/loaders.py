@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from dataloader_client import methods
 from dataloader_client._pb import loader_service_pb2
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
+from dataloader_svc.planner import shadows
 from dataloader_svc.planner.shadows import Shadows
 from dataloader_svc.rpc.convert import probe_from_frame
 from dataloader_svc.rpc.stubs import Peer
@@ -88,7 +89,7 @@ class LoaderPool:
                 log.debug("release of %s: %s", block, error)
 
     async def reopen(self, block: BlockId) -> None:
-        """Files were repaired: every loader that is up forgets the block, and its source's index."""
+        """Files were repaired: all loaders and shadows forget the block, and its source's index."""
         request = _request(block)
         request.reopen = True
         self._holder.pop(block, None)
@@ -96,15 +97,21 @@ class LoaderPool:
         async def call(peer: Peer) -> None:
             await peer.call(methods.RELEASE, request, timeout_s=_RELEASE_TIMEOUT_S)
 
-        await self._refresh()
         told: set[str] = set()
-        while left := [address for address in self._addresses if address not in told]:
+        while left := [address for address in await self._everybody() if address not in told]:
             # Another can't answer for one that is up; one that goes comes back with nothing in its memory.
             done = await asyncio.gather(*(self._told(address, call) for address in left))
             told.update(address for address, heard in zip(left, done, strict=True) if heard)
             if not all(done):
                 await asyncio.sleep(_LAST_DELAY_S)
-            await self._refresh()
+
+    async def _everybody(self) -> list[str]:
+        """Loaders, and shadows that may take their places."""
+        values = {**await self._items(PREFIX), **await self._items(shadows.PREFIX)}
+        return [str(json.loads(value)["address"]) for value in values.values()]
+
+    async def _items(self, prefix: str) -> Mapping[str, bytes]:
+        return await asyncio.to_thread(self._store.items, prefix)
 
     async def _told(self, address: str, call: Callable[[Peer], Awaitable[None]]) -> bool:
         try:
@@ -174,7 +181,7 @@ class LoaderPool:
             await self._refresh()
 
     async def _refresh(self) -> None:
-        values = await asyncio.to_thread(self._store.items, PREFIX)
+        values = await self._items(PREFIX)
         found = [str(json.loads(value)["address"]) for value in values.values()]
         # What a lost loader held, its shadow may have read; any other reads it again when it is asked.
         held = self._holder.items()

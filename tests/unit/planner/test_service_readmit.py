@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataloader_svc.planner import service as service_module
+from dataloader_svc.planner import shadows
 from dataloader_svc.planner.history import current_generation, lineage, read_records
 from dataloader_svc.planner.requests import read_requests
 from dataloader_svc.sample import RowRef, SampleId
@@ -226,3 +227,22 @@ def test_a_session_at_the_end_survives_a_restart(tmp_path: Path) -> None:
         assert came(world.store) == {2: end}
 
     scenario(body, tmp_path, ONE_EPOCH)
+
+
+def test_shadows_forget_as_loaders_do(tmp_path: Path) -> None:
+    """One may take a loader's place at any time, with what was bad in its memory."""
+
+    async def body(world: World) -> None:
+        state = await first_life(world)
+        shadow = await world.add_loader(WHOLE)
+        address = world.store.get("endpoint/loader/1")
+        assert address is not None
+        world.store.delete("endpoint/loader/1")
+        world.store.put(f"{shadows.PREFIX}0", address)
+        ask(world.store, 2)
+        await world.start()
+        session = (await world.join(state=state)).session
+        await world.plans(session, 3, 4)
+        assert [str(block) for block in shadow.reopened] == ["a/0#0"]
+
+    scenario(body, tmp_path)
