@@ -34,6 +34,7 @@ from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import MeshError, StateError
+from dataloader_svc.planner.calibration import Factors, factors_at, read_factors
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
@@ -77,18 +78,21 @@ def explain(
 ) -> Explanation:
     """What the log says of a step. StateError: no log, or no such step; MeshError: no such mesh or rank."""
     config = loaded.config
-    generation, plan, session = _from_log(loaded, step, store_url)
+    generation, plan, session, factors = _from_log(loaded, step, store_url)
     if mesh is None:
         sizes = config.mesh if session is None else session.mesh
         mesh = Mesh(dp=sizes.dp, cp=sizes.cp, tp=sizes.tp, pp=sizes.pp)
     coords = _coords(config, plan, mesh, rank)
-    strategy = Strategy.of(config)
-    placement = place(plan, _size(mesh), strategy)
+    strategy = Strategy.of(config, loaded.base_dir)
+    placement = place(plan, _size(mesh), strategy, () if factors is None else factors.parts)
     numbers = [*plan.pieces.source.tolist(), *(source for source, _, _ in plan.skipped)]
     names = sorted({plan.sources[number] for number in numbers})
     with progress_bars() as progress:
         rows = find_rows(loaded, plan.state, names, progress)
     notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
+    if factors is not None and factors.parts:
+        parts = ", ".join(f"{factor:.3g}" for factor in factors.parts)
+        notes.append(f"placed by costs fitted to step times, too: parts of the work times {parts}")
     if not made_plans(generation.config_hash, config, loaded.base_dir):
         notes.append("the configuration has changed since; costs and places are by the file as it is now")
     sequences = of_rank(sequences_of(plan, strategy, rows.row), placement, coords)
@@ -120,8 +124,10 @@ def _skipped(plan: Plan, rows: Rows) -> Iterator[SkippedView]:
 
 def _from_log(
     loaded: LoadedConfig, step: int, store_url: str | None
-) -> tuple[Generation, Plan, Session | None]:
-    """The plan of the step, the life of the log that it belongs to, and the last session."""
+) -> tuple[Generation, Plan, Session | None, Factors | None]:
+    """The plan of the step, the life of the log that it belongs to, the last session, and what the parts of
+    the step's cost were multiplied with.
+    """
     config = loaded.config
     spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store_url)
     opened = open_existing(spec.store, spec.base_dir)
@@ -133,12 +139,14 @@ def _from_log(
     with closing(opened) as store:
         try:
             log = PlanLog.of(store)
-            return *log.read(step, config.sequence_length), log.session
+            generation, plan = log.read(step, config.sequence_length)
         except NoPlans as error:
             raise StateError(f"job {config.job!r} has no plan log: {shown(spec.store)}: {error}") from None
         except StateError as error:
             error.add_note(f"job {config.job!r}, store {shown(spec.store)}")
             raise
+        factors = factors_at(read_factors(store, generation.number), step)
+        return generation, plan, log.session, factors
 
 
 def _coords(config: Config, plan: Plan, mesh: Mesh, rank: int | None) -> Coords | None:
