@@ -18,6 +18,7 @@ values for YAML. docs/strategies.md has worked examples.
 """
 
 from dataloader_balancers.strategy.data import Applied, Items, Mesh, Planned
+from dataloader_balancers.strategy.functions import FunctionBalancer, FunctionPacker
 from dataloader_balancers.strategy.graph import Strategy
 from dataloader_balancers.strategy.nodes import (
     Balance,
@@ -38,6 +39,8 @@ __all__ = [
     "BroadcastAt",
     "Cost",
     "Distribute",
+    "FunctionBalancer",
+    "FunctionPacker",
     "Items",
     "Mesh",
     "Mix",

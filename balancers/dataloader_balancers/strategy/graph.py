@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar
+
+from numpy.typing import ArrayLike
 
 from dataloader_balancers.assign import Balancer
 from dataloader_balancers.context_parallel import Cut
 from dataloader_balancers.cost import CostModel, EncoderCost, FunctionCost
 from dataloader_balancers.pack import Packer
+from dataloader_balancers.strategy.functions import FunctionBalancer, FunctionPacker
 from dataloader_balancers.strategy.nodes import (
     AXES,
     NAMES,
@@ -101,7 +104,8 @@ class Strategy:
         """Put items into sequences of at most `capacity` tokens, and of at most what `limits` say of other
         weights; exactly `sequences` of them, or as many as all items need.
         """
-        return self._with(Pack(method, sequences, capacity, tuple((limits or {}).items())))
+        packer = FunctionPacker.of(method) if _is_own(method, FunctionPacker) else method
+        return self._with(Pack(packer, sequences, capacity, tuple((limits or {}).items())))
 
     def distribute(self, axis: str = "dp", group_size: int | None = None) -> Strategy:
         """Spread work over the ranks of `axis`: `dp`; `cp`, each of dp x cp ranks with work of its own; or
@@ -118,7 +122,8 @@ class Strategy:
         caps: Mapping[str, float] | None = None,
     ) -> Strategy:
         """Choose ranks so that the dearest is as cheap as can be. Without it they keep where they arrive."""
-        return self._with(Balance(method, counts, alternatives, tuple((caps or {}).items())))
+        balancer = FunctionBalancer.of(method) if _is_own(method, FunctionBalancer) else method
+        return self._with(Balance(balancer, counts, alternatives, tuple((caps or {}).items())))
 
     def split(self, axis: str = "cp", method: str | Cut = "per_document") -> Strategy:
         """Cut each sequence over the ranks of `axis`, which is cp."""
@@ -237,6 +242,10 @@ def _why(name: str, spread: Distribute | None, mode: Mode) -> str:
     if name in _SPREADING | {"split", "broadcast_at"} and spread is None and name != "distribute":
         return ": distribute says over which ranks"
     return ""
+
+
+def _is_own(method: object, kind: type) -> TypeGuard[Callable[..., ArrayLike]]:
+    return callable(method) and not isinstance(method, kind)
 
 
 def _is_function(model: object) -> bool:

@@ -241,6 +241,9 @@ def method_name(method: str | Callable[..., object]) -> str:
     """`lpt`; of a function `module:name`, under which it can be imported."""
     if isinstance(method, str):
         return method
+    own = getattr(method, "name", None)  # of a FunctionPacker or FunctionBalancer
+    if isinstance(own, str):
+        return own
     name = getattr(method, "__qualname__", type(method).__qualname__)
     return f"{getattr(method, '__module__', type(method).__module__)}:{name}"
 

@@ -11,6 +11,7 @@ from dataloader_balancers.assign import BALANCERS, Cap, Ranks, by_groups, place
 from dataloader_balancers.assign.microbatches import turns
 from dataloader_balancers.bounds import loads
 from dataloader_balancers.strategy.data import Floats, Ints
+from dataloader_balancers.strategy.functions import checked_ranks
 from dataloader_balancers.strategy.nodes import BOTH, Balance, StrategyError, method_name
 
 ARRIVAL = "arrival"
@@ -43,21 +44,36 @@ def choose(
             f"distribute: groups of {group_size} do not divide {num_ranks} ranks: use "
             f"{' or '.join(map(str, near))}"
         )
-    group = group_size or num_ranks
-    name = method_name(balance.method)
     if balance.caps:
+        name, group = method_name(balance.method), group_size or num_ranks
         caps = [Cap(key, (weights or {})[key], limit) for key, limit in balance.caps]
         try:
             return _both(llm, encoder, num_ranks, group, per_rank, caps), name
         except ValueError as error:
             raise StrategyError(f"balance: {error}") from error
-    candidates = {name: _by_method(balance, llm, encoder, num_ranks, group, per_rank)}
-    if balance.alternatives and name != ARRIVAL:
-        if encoder.any():
-            candidates.setdefault(BOTH, _both(llm, encoder, num_ranks, group, per_rank))
-        candidates[ARRIVAL] = in_order(len(llm), num_ranks)
-    best = min(candidates, key=lambda each: step_time(llm, encoder, candidates[each], num_ranks))
-    return candidates[best], best
+    found = candidates(balance, llm, encoder, num_ranks, group_size, per_rank)
+    if balance.alternatives:
+        found.setdefault(ARRIVAL, in_order(len(llm), num_ranks))
+    best = min(found, key=lambda each: step_time(llm, encoder, found[each], num_ranks))
+    return found[best], best
+
+
+def candidates(
+    balance: Balance,
+    llm: Floats,
+    encoder: Floats,
+    num_ranks: int,
+    group_size: int | None = None,
+    per_rank: int | None = None,
+) -> dict[str, Ints]:
+    """Placements to choose from, beside the order of arrival, by the method that each is of: the one asked
+    for, and with alternatives, where encoders have work, that of both phases at once. As `choose`.
+    """
+    name, group = method_name(balance.method), group_size or num_ranks
+    found = {name: _by_method(balance, llm, encoder, num_ranks, group, per_rank)}
+    if balance.alternatives and name not in (ARRIVAL, BOTH) and encoder.any():
+        found[BOTH] = _both(llm, encoder, num_ranks, group, per_rank)
+    return found
 
 
 def in_order(count: int, num_ranks: int) -> Ints:
@@ -92,30 +108,13 @@ def _by_method(
         return _both(llm, encoder, num_ranks, group, per_rank)
     method = BALANCERS[balance.method] if isinstance(balance.method, str) else balance.method
 
+    name = method_name(balance.method)
+
     def checked(costs: ArrayLike, num_ranks: int, per_rank: int | None = None) -> NDArray[np.int32]:
-        result = np.asarray(method(costs, num_ranks, per_rank))
-        _check(method_name(balance.method), result, np.size(costs), num_ranks, per_rank)
-        return result.astype(np.int32)
+        result = method(costs, num_ranks, per_rank)
+        return checked_ranks(name, result, np.size(costs), num_ranks, per_rank).astype(np.int32)
 
     return by_groups(checked, llm + encoder, num_ranks, group, per_rank).astype(np.int64)
-
-
-def _check(name: str, rank: NDArray[np.int32], count: int, num_ranks: int, per_rank: int | None) -> None:
-    """StrategyError where a balancer's result is no placement: it may be the user's."""
-    if rank.shape != (count,) or rank.dtype.kind not in "iu":
-        raise StrategyError(
-            f"balance: {name} returned {rank.dtype} {rank.shape} for {count} costs; whole numbers ({count},)"
-        )
-    wrong = np.flatnonzero((rank < 0) | (rank >= num_ranks))
-    if len(wrong):
-        raise StrategyError(
-            f"balance: {name} put item {wrong[0]} on rank {rank[wrong[0]]}; ranks are 0 to {num_ranks - 1}"
-        )
-    held = np.bincount(rank, minlength=num_ranks)
-    if per_rank is not None and held.max(initial=0) > per_rank:
-        raise StrategyError(
-            f"balance: {name} put {held.max()} items on rank {held.argmax()}; at most {per_rank} a rank"
-        )
 
 
 def _both(

@@ -11,6 +11,7 @@ from dataloader_balancers.pack import PACKERS, Limit, pack_all
 from dataloader_balancers.strategy import trace
 from dataloader_balancers.strategy.data import Applied, Floats, Ints, Items, Mesh, Planned
 from dataloader_balancers.strategy.draw import draw
+from dataloader_balancers.strategy.functions import checked_sequences
 from dataloader_balancers.strategy.graph import Strategy
 from dataloader_balancers.strategy.nodes import (
     AXES,
@@ -220,27 +221,9 @@ def _packed(node: Pack, items: Items, chosen: Ints, costs: Floats) -> tuple[Ints
         raise
     except ValueError as error:
         raise StrategyError(f"pack: {name}: {error}") from error
-    found = np.asarray(result)
-    if found.shape != lengths.shape or found.dtype.kind not in "iu":
-        raise StrategyError(
-            f"pack: {name} returned {found.dtype} {found.shape} for {len(lengths)} pieces; whole numbers"
-        )
-    number = node.sequences if node.sequences is not None else int(found.max(initial=-1)) + 1
-    wrong = np.flatnonzero((found < -1) | (found >= number))
-    if len(wrong):
-        raise StrategyError(
-            f"pack: {name} put piece {wrong[0]} into sequence {found[wrong[0]]}; they are -1 to {number - 1}"
-        )
-    for weights, cap, unit in (
-        (lengths, capacity, "tokens"),
-        *((np.asarray(x.weights), x.cap, x.name) for x in limits),
-    ):
-        held = np.bincount(found[found >= 0], weights[found >= 0], number)
-        if held.max(initial=0) > cap:
-            raise StrategyError(
-                f"pack: {name} put {held.max():.0f} {unit} into sequence {held.argmax()}; at most {cap}"
-            )
-    return found.astype(np.int64), number
+    most = int(np.max(result, initial=-1)) + 1
+    number = most if node.sequences is None else node.sequences
+    return checked_sequences(name, result, lengths, number, capacity, limits), number
 
 
 def _distribute(state: _State, node: Distribute) -> _State:

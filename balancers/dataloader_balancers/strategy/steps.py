@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dataloader_balancers.cost import EncoderCost, FunctionCost, LlmCost
+from dataloader_balancers.strategy.functions import FunctionBalancer, FunctionPacker
 from dataloader_balancers.strategy.graph import Mode, Strategy
 from dataloader_balancers.strategy.nodes import (
     Balance,
@@ -153,7 +154,9 @@ def _found(primitive: str, name: str, find: Find | None) -> Any:
         return name
     if find is None:
         raise StrategyError(f"{primitive}: {name} is a function, and nothing was given to import it with")
-    return find(name)
+    function = find(name)
+    kind = {"pack": FunctionPacker, "balance": FunctionBalancer}.get(primitive)
+    return function if kind is None else kind(function, name)
 
 
 def _plain(node: Node) -> dict[str, dict[str, Any]]:

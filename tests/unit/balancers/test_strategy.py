@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from dataloader_balancers.strategy import (
 
 def squares(lengths):
     return np.asarray(lengths, np.float64) ** 2
+
+
+TWICE = itertools.cycle([1, 2])
 
 
 def backwards(costs, num_ranks, per_rank=None):
@@ -181,7 +185,7 @@ def test_functions_have_the_name_that_they_are_imported_by():
     assert from_steps(steps, find=names.__getitem__) == own
     assert own.plan(Items.of([3, 4, 5]), Mesh(dp=2)).sequence.tolist() == [0, 1, -1]
     with pytest.raises(StrategyError, match="lambda.*define the function at the top of a module"):
-        to_steps(Strategy().distribute().balance(lambda costs, ranks, per_rank=None: costs))
+        to_steps(Strategy().distribute().balance(lambda costs, *_: np.arange(len(costs)) % 4))
 
 
 @pytest.mark.parametrize(
@@ -258,24 +262,9 @@ def test_a_chain_that_cannot_be_is_refused_as_it_is_built(wrong, found):
         (Strategy().pack(capacity=4).distribute(), Mesh(), "pack: best_fit: piece 1 has 7 tokens"),
         (Strategy().pack(each_alone, capacity=9).distribute(), Mesh(), "needs a number of sequences"),
         (
-            Strategy().pack(lambda n, *_, **__: np.zeros(len(n), int), sequences=1, capacity=8).distribute(),
-            Mesh(),
-            "put 10 tokens into sequence 0; at most 8",
-        ),
-        (
             Strategy().pack(limits={"pixels": 9}, capacity=9).distribute(),
             Mesh(),
             "no weight 'pixels'; known: tok",
-        ),
-        (
-            Strategy().distribute().balance(lambda c, *_: np.full(len(c), 5)),
-            Mesh(dp=2),
-            "put item 0 on rank 5; ranks are 0 to 1",
-        ),
-        (
-            Strategy().distribute().balance(lambda c, *_: np.zeros(len(c), int)),
-            Mesh(dp=2),
-            "put 2 items on rank 0; at most 1 a rank",
         ),
         (Strategy().mix({"wb": 1}).distribute(), Mesh(), "no item is of source 'wb'.*did you mean web"),
         (Strategy().cost(encoder=EncoderCost(1, 1)).distribute(), Mesh(), "cost: this encoder's attention"),
@@ -289,6 +278,46 @@ def test_a_chain_that_cannot_be_is_refused_as_it_is_built(wrong, found):
 def test_what_a_plan_lacks_or_a_function_gets_wrong_is_named(strategy, mesh, found):
     with pytest.raises(StrategyError, match=found):
         strategy.plan(Items.of([3, 7], sources=["web", "web"]), mesh)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda n, *_, **__: np.zeros(len(n), int), "put 35 tokens into sequence 0; at most 8"),
+        (lambda n, *_, **__: np.full(len(n), 3), "put piece 0 into sequence 3; they are -1 to 2"),
+        (lambda n, *_, **__: np.full(len(n), -2), "put piece 0 into sequence -2"),
+        (lambda n, *_, **__: np.full(len(n), -1.0), r"returned float64 \(8,\) for 8 pieces; whole numbers"),
+        (lambda n, *_, **__: None, "returned object"),
+        (lambda n: n, "failed: TypeError"),
+        (lambda n, *_, **__: np.where(n == next(TWICE), 0, -1), "two results for equal arguments"),
+    ],
+)
+def test_a_packer_of_the_users_is_held_to_its_contract(wrong, found):
+    with pytest.raises(StrategyError, match=rf"^pack: {__name__}:<lambda> .*{found}"):
+        Strategy().pack(wrong, sequences=4, capacity=64)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda c, *_: np.full(len(c), 5), "put item 0 on rank 5; ranks are 0 to 3"),
+        (lambda c, *_: np.full(len(c), -1), "put item 0 on rank -1"),
+        (lambda c, *_: np.zeros(len(c), int), "put 8 items on rank 0; at most 2 a rank"),
+        (lambda c, *_: c[:3], r"returned float64 \(3,\) for 8 costs"),
+        (lambda c: c, "failed: TypeError"),
+        (lambda c, *_: (np.arange(len(c)) + next(TWICE)) % 4, "two results for equal arguments"),
+    ],
+)
+def test_a_balancer_of_the_users_is_held_to_its_contract(wrong, found):
+    with pytest.raises(StrategyError, match=rf"^balance: {__name__}:<lambda> .*{found}"):
+        Strategy().distribute().balance(wrong)
+
+
+def test_what_a_packer_does_later_is_checked_too():
+    """It keeps its contract when it is tried, and not on what comes then."""
+    late = Strategy().pack(lambda n, *_, **__: np.where(n == 9, 0, -1), sequences=1, capacity=10).distribute()
+    with pytest.raises(StrategyError, match="put 18 tokens into sequence 0; at most 10"):
+        late.plan(Items.of([9, 9]), Mesh())
 
 
 @pytest.mark.parametrize(
