@@ -8,34 +8,48 @@ Pixels and features are thrown away where they are made. For `WorkerPool.call`:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dataloader_svc.config.schema import AudioFields, Images, Mel, VideoFields
+from dataloader_svc.config.schema import AudioFields, Images, VideoFields
 from dataloader_svc.errors import BadSample, Reason
-from dataloader_svc.media.base import MediaProbe, MediaReader, Prober, SoundReader
+from dataloader_svc.media.base import MediaProbe, MediaReader, SoundReader
 from dataloader_svc.media.mel import MelRule
 from dataloader_svc.media.sampling import VideoSampling
 from dataloader_svc.media.sniff import Kind
 from dataloader_svc.media.worker_wire import Answer
 from dataloader_svc.transforms.vision import VisionRule, smart_resize
 
+_LAST_FRAMES = 3000  # mel frames: half a minute, whole tokens
+
 
 def examine(arguments: dict[str, Any], payload: bytes) -> Answer:
-    """Value: width, height and frames, as shown; of sound 0, 0 and mel frames."""
+    """Value: width, height and frames of the probe."""
     kind: Kind = arguments["kind"]
     data: Any = payload
-    if "path" in arguments:
+    if "path" in arguments:  # what is decoded by FFmpeg is read in pieces
+        if "\0" in arguments["path"]:
+            raise BadSample(Reason.MISSING_FILE, f"{arguments['path']!r}: no file is called so")
         data = _content(arguments["path"]) if kind == "image" else arguments["path"]
-    reader: Any = _reader(kind)
-    found = reader.probe(data)
-    if kind == "audio":
-        reader.features(data, [(0, found.frames)])
-    else:
-        reader.decode(data, _size(found))
+    found = _sound(data) if kind == "audio" else _pictures(kind, data)
     return Answer([found.width, found.height, found.frames])
+
+
+def _pictures(kind: Kind, data: Any) -> MediaProbe:
+    reader = _reader(kind)
+    found = reader.probe(data)
+    reader.decode(data, _size(found))
+    return found
+
+
+def _sound(data: Any) -> MediaProbe:
+    """All of it is decoded, and features are made of the end alone: those of four hours take 700 MB."""
+    reader = _sound_reader()
+    found = reader.probe(data)
+    last = min(found.frames, _LAST_FRAMES)
+    reader.features(data, [(found.frames - last, last)])
+    return found
 
 
 def _content(path: str) -> bytes:
@@ -55,32 +69,21 @@ def _size(found: MediaProbe) -> tuple[int, int]:
     return smart_resize(found.height, found.width, rule)
 
 
-def _image_reader() -> MediaReader:
-    from dataloader_svc.media.image import ImageReader
+@functools.cache
+def _reader(kind: Kind) -> MediaReader:
+    # Imported where used: pictures alone need no FFmpeg.
+    most = Images().max_source_pixels
+    if kind == "image":
+        from dataloader_svc.media.image import ImageReader
 
-    return ImageReader(Images().max_source_pixels)
-
-
-def _video_reader() -> MediaReader:
+        return ImageReader(most)
     from dataloader_svc.media.video import VideoReader
 
-    return VideoReader(VideoSampling(max_frames=VideoFields().max_frames), Images().max_source_pixels)
-
-
-def _sound_reader() -> SoundReader:
-    from dataloader_svc.media.audio import AudioReader
-
-    return AudioReader(MelRule(**Mel().model_dump()), AudioFields().max_source_seconds)
-
-
-READERS: Mapping[Kind, Callable[[], Prober]] = {
-    "image": _image_reader,
-    "video": _video_reader,
-    "audio": _sound_reader,
-}
-"""Kinds that are decoded; imported in the worker alone."""
+    return VideoReader(VideoSampling(max_frames=VideoFields().max_frames), most)
 
 
 @functools.cache
-def _reader(kind: Kind) -> Prober:
-    return READERS[kind]()
+def _sound_reader() -> SoundReader:
+    from dataloader_svc.media.audio import AudioReader
+
+    return AudioReader(MelRule(), AudioFields().max_source_seconds)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from dataloader_svc.cli.folder import media, rows
-from dataloader_svc.cli.folder.media import READERS
 from dataloader_svc.cli.folder.walk import MediaFiles, NotRead, Shard, Unusable, size_below, size_of, walk
 from dataloader_svc.config.schema import Loader, StorageSettings
 from dataloader_svc.errors import BadSample, Reason
@@ -65,7 +64,7 @@ class FileReport:
     bad       reason -> rows
     media     that were decoded, inside of rows or as files
     error     why there is no row at all
-    skipped   kind -> media of a kind that nobody decodes
+    remote    media at addresses of the web, which nobody fetched
     """
 
     file: str
@@ -76,7 +75,6 @@ class FileReport:
     places: list[BadPlace] = field(default_factory=list)
     error: str | None = None
     notes: list[str] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
     remote: int = 0
 
     @property
@@ -150,9 +148,6 @@ class Survey:
                 )
             elif isinstance(found, Shard):
                 files.append(self._shard(found))
-            elif found.kind not in READERS:
-                why = f"nothing here decodes {found.kind}"
-                not_read += [NotRead(self._below(f"{found.folder}/{name}"), why) for name in found.names]
             else:
                 files.append(self._media_files(found))
         self._progress.remove_task(self._bar)
@@ -218,11 +213,9 @@ class Survey:
     def _decode(
         self, media: Iterable[_Medium], report: FileReport
     ) -> Iterator[tuple[_Medium, BadSample | None]]:
-        """Each with what is wrong with it, in order; those of kinds that nobody decodes are counted."""
+        """Each with what is wrong with it, in order."""
 
         def examine(medium: _Medium) -> tuple[_Medium, BadSample | None]:
-            if medium.kind not in READERS:
-                return medium, None
             about = {"kind": medium.kind}
             try:
                 if isinstance(medium.data, str):
@@ -233,12 +226,9 @@ class Survey:
                 return medium, bad
             return medium, None
 
-        for medium, problem in in_order(self._media, examine, media, 2 * self._decoders):
-            if medium.kind in READERS:
-                report.media += 1
-            else:
-                report.skipped[medium.kind] += 1
-            yield medium, problem
+        for found in in_order(self._media, examine, media, 2 * self._decoders):
+            report.media += 1
+            yield found
 
     def _below(self, path: str) -> str:
         return path.removeprefix(f"{self._root}/")

@@ -96,8 +96,6 @@ def _not_read_rows(report: FolderReport) -> Iterator[list[str]]:
 
 
 def _notes(each: FileReport) -> Iterator[str]:
-    for kind, count in sorted(each.skipped.items()):
-        yield f"{count:,} media are {kind}, which is not decoded"
     if each.remote:
         yield f"{each.remote:,} media lie at addresses of the web, and were not fetched"
     missing = each.bad.total() - len(each.places)
