@@ -199,6 +199,7 @@ class ScriptedPlanner:
     meshes: list[common_pb2.Mesh] = field(default_factory=list)
     joins: list[plan_pb2.JoinRequest] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    reports: list[planner_service_pb2.StepTimes] = field(default_factory=list)
     join_error: DataloaderError | None = None
     default_mesh: common_pb2.Mesh = field(default_factory=lambda: common_pb2.Mesh(dp=1, cp=1, tp=1, pp=1))
 
@@ -253,6 +254,11 @@ class ScriptedPlanner:
                 mesh = self.meshes[-1]
                 yield self.script.place(records[step], mesh.dp, demand.session, self.loaders)
                 step += 1
+
+    async def report(self, times: planner_service_pb2.StepTimes) -> common_pb2.Empty:
+        """Keeps what it is told, in `reports`."""
+        self.reports.append(times)
+        return common_pb2.Empty()
 
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
         """The session served now; 0 before the first."""
