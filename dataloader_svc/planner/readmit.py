@@ -21,7 +21,7 @@ from dataloader_svc.planner.supply import Supply
 from dataloader_svc.sample import BlockId, SampleId
 
 STEP_SHARE = 16
-"""At most one part in so many of a step is readmitted in one step."""
+"""At most one part in so many of a step is readmitted in one step, while sources give the rest."""
 
 _READ_AT_ONCE = 8
 """Blocks that are read ahead of the samples that come next."""
@@ -117,7 +117,7 @@ class Readmissions:
 
     def admit(self, state: State, supplies: Mapping[str, Supply]) -> Admission | Needed:
         """What of the requests comes in the step `state.step`, or the blocks to be read again for that."""
-        room = max(self._rules.size // STEP_SHARE, 1)
+        room = self._rules.size if state.ended else max(self._rules.size // STEP_SHARE, 1)
         by_samples = self._rules.num_samples is not None
         parts: list[Pieces] = []
         readmitted: list[tuple[int, int, int]] = []
