@@ -33,6 +33,19 @@ class Bins:
         self.result[pieces] = places
         self.free[:, places] -= self._need[:, pieces]
 
+    def hold(self, pieces: Ints, places: NDArray[np.integer]) -> None:
+        """`pieces` int (m,) in `places` int (m,), which have room for all of them."""
+        self.result[pieces] = places
+        for row, used in zip(self.free, self._need[:, pieces], strict=True):
+            np.subtract.at(row, places, used)
+
+    def admits(self, pieces: Ints) -> NDArray[np.bool_]:
+        """Whether any sequence has room for each of `pieces` int (m,), by itself: bool (m,)."""
+        result = np.zeros(len(pieces), np.bool_)
+        for at, need in enumerate(self._need[:, pieces].T):
+            result[at] = (self.free >= need[:, None]).all(axis=0).any()
+        return result
+
     def fits(self, pieces: Ints, places: Ints) -> NDArray[np.bool_]:
         """Whether each of `places` int (m,), by itself, has room for its piece: bool (m,)."""
         fits: NDArray[np.bool_] = np.logical_and.reduce(self.free[:, places] >= self._need[:, pieces])

@@ -44,12 +44,12 @@ def leveled(task: Task, way: Way) -> NDArray[np.int32]:
     """The sequence of each piece, int32 (n,), or -1."""
     bins = Bins(task)
     dear = np.zeros(len(task.sizes), np.bool_)
-    dear[_falling(task.price, task)[: way.dealt * task.num_sequences]] = True
+    dear[np.lexsort((-task.urgency, -task.sizes, -task.price))[: way.dealt * task.num_sequences]] = True
     rate = _rate(task, dear)
     work = np.maximum(task.price - rate * task.sizes, 0.0) if way.work == "excess" else task.price
     for level in task.levels():
         part = level[dear[level]]
-        _deal(task, bins, work, part[_falling(work[part], task, part)])
+        _deal(task, bins, work, part[np.lexsort((-task.sizes[part], -work[part]))])
         rest = level[bins.result[level] < 0]
         if rate > 0 and len(rest):
             tokens = int(task.sizes[rest].sum())
@@ -57,12 +57,6 @@ def leveled(task: Task, way: Way) -> NDArray[np.int32]:
             rest = rest[bins.result[rest] < 0]
         bins.fill(rest)
     return bins.result
-
-
-def _falling(work: Floats, task: Task, pieces: Ints | None = None) -> Ints:
-    """Indices by falling work; ties by falling length, then index."""
-    sizes = task.sizes if pieces is None else task.sizes[pieces]
-    return np.lexsort((-sizes, -work))
 
 
 def _rate(task: Task, dear: NDArray[np.bool_]) -> float:

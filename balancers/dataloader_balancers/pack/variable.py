@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers.pack.best_fit import filled
+from dataloader_balancers.pack.exchange import exchanged
 from dataloader_balancers.pack.leveling import Way, leveled
 from dataloader_balancers.pack.pieces import Limit, Task
+from dataloader_balancers.pack.search import searched
 
-# Equally good ones: the first is taken. Of many pieces only the first is tried.
+# The first of the best is taken; of many pieces only the first is tried.
 _WAYS = (Way("cost", 8), Way("cost", 64), Way("cost", 2), Way("cost", 1), Way("excess", 4))
 _TRY_ALL_UP_TO = 4096
 
@@ -29,8 +31,8 @@ def variable(
 
     Give it more room than there are tokens: sequences of 1.25 times the mean length level out documents that
     cost up to 1.25 times the mean (WLB-LLM, arXiv 2503.17924, section 4.1). Where there are as many tokens as
-    room, sequences become full, and `balanced` is the better name. Places as many tokens as `best_fit` where
-    all fit; if the heuristic then leaves some over, the result is that of `best_fit`.
+    room, sequences become full, and `balanced` is the better name. Places at least as many tokens as
+    `best_fit`, and where it places as many, its dearest sequence costs no more.
     """
     task = Task.checked(lengths, num_sequences, capacity, priority, costs, limits)
     best = filled(task)
@@ -40,7 +42,8 @@ def variable(
         attempt = _judged(task, result)
         if attempt < value:
             best, value = result, attempt
-    return best
+    result = exchanged(task, best)
+    return searched(task, result if _judged(task, result) <= value else best)
 
 
 def _judged(task: Task, result: NDArray[np.int32]) -> tuple[int, float]:
