@@ -76,8 +76,8 @@ def write_photos(folder: Path, *, mended: bool, but: Iterable[int] = ()) -> None
                 tar.addfile(info, io.BytesIO(content))
 
 
-def write_job(data: Path, folder: Path, exhausted: str) -> Path:
-    """Two sources of 40 rows: three bad notes, two bad photos, and one that is found out when decoded."""
+def write_job(data: Path, folder: Path, *, samples: int = 8) -> Path:
+    """Two sources of 40 rows, one epoch: three bad notes, two bad photos, one found out when decoded."""
     folder.mkdir(exist_ok=True)
     write_notes(folder, mended=False)
     write_photos(folder, mended=False)
@@ -94,8 +94,8 @@ def write_job(data: Path, folder: Path, exhausted: str) -> Path:
             **common,
         },
     }
-    values["mixture"] = {"schedule": [{"step": 0, "notes": 0.5, "photos": 0.5}], "exhausted": exhausted}
-    values["global_batch"] = {"samples": 8}
+    values["mixture"] = {"schedule": [{"step": 0, "notes": 0.5, "photos": 0.5}], "exhausted": "drop"}
+    values["global_batch"] = {"samples": samples}
     del values["index_cache"]
     return write_config(folder / "job.yaml", values)
 

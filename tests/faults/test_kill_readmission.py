@@ -21,7 +21,7 @@ POINTS = (
 
 
 def test_killed_around_the_readmission(data: Path, tmp_path: Path) -> None:
-    job = write_job(data, tmp_path / "job", "drop")
+    job = write_job(data, tmp_path / "job", samples=4)  # they come back in more than one step
     trainer = Trainer()
     with serve(job) as service:
         trainer.read(service.address)

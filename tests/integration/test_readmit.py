@@ -28,7 +28,7 @@ from repairs import (
 
 @pytest.fixture
 def one_epoch(data: Path, tmp_path: Path) -> Path:
-    return write_job(data, tmp_path, "drop")
+    return write_job(data, tmp_path)
 
 
 def test_after_the_end_of_an_epoch(one_epoch: Path) -> None:
