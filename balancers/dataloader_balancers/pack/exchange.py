@@ -26,7 +26,8 @@ def exchanged(task: Task, result: NDArray[np.int32]) -> NDArray[np.int32]:
     Of more than `FEW` pieces, `result` itself.
     """
     # In an order that arrival has no part in: the search breaks ties by index.
-    order = np.lexsort((result, *task.weights, task.price, task.sizes, task.urgency))
+    keys: list[NDArray[np.generic]] = [result, *task.weights, task.price, task.sizes, task.urgency]
+    order = np.lexsort(keys)
     placed = order[result[order] >= 0]
     if task.num_sequences == 1 or not 2 <= len(placed) <= FEW:
         return result
