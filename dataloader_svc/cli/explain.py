@@ -35,6 +35,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import MeshError, StateError
 from dataloader_svc.planner.calibration import Factors, factors_at, read_factors
+from dataloader_svc.planner.graph import plan_trace, strategy_graph
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
@@ -84,6 +85,7 @@ def explain(
         mesh = Mesh(dp=sizes.dp, cp=sizes.cp, tp=sizes.tp, pp=sizes.pp)
     coords = _coords(config, plan, mesh, rank)
     strategy = Strategy.of(config, loaded.base_dir)
+    graph = strategy_graph(config, step, loaded.base_dir)
     placement = place(plan, _size(mesh), strategy, () if factors is None else factors.parts)
     numbers = [*plan.pieces.source.tolist(), *(source for source, _, _ in plan.skipped)]
     names = sorted({plan.sources[number] for number in numbers})
@@ -111,6 +113,7 @@ def explain(
         slices=slices,
         skipped=tuple(_skipped(plan, rows)),
         notes=tuple(notes),
+        trace=plan_trace(graph, plan, placement, _size(mesh), strategy),
     )
 
 

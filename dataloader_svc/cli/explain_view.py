@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dataloader_balancers import CUTS
+from dataloader_balancers.strategy import Applied
 from dataloader_client.mesh import Coords, Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.output import table
@@ -47,6 +48,7 @@ class Explanation:
     sequences   those that the rank gets, or all
     slices      with cp > 1 and a rank: which tokens of each piece are in its slice
     notes       sentences on what can't be told, and why
+    trace       what each primitive of the strategy did, for all ranks
     """
 
     job: str
@@ -60,6 +62,7 @@ class Explanation:
     slices: Mapping[PieceKey, Ranges]
     skipped: tuple[SkippedView, ...]
     notes: tuple[str, ...]
+    trace: tuple[Applied, ...] = ()
 
 
 def of_rank(
@@ -128,6 +131,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             }
             for phase in ("llm", "encoder")
         },
+        "strategy": [asdict(each) for each in explained.trace],
         "skipped": [_skipped_json(each) for each in explained.skipped],
         "metrics": dict(plan.metrics),
         "last": plan.last,
@@ -165,6 +169,9 @@ def explanation_lines(explained: Explanation) -> Iterator[RenderableType]:
     yield _summary(explained)
     yield Text("")
     yield _imbalance(explained)
+    if explained.trace:
+        yield Text("\nstrategy", "bold")
+        yield from (Text(str(step)) for step in explained.trace)
     for sequence in explained.sequences:
         dp, microbatch = _where(explained, sequence)
         yield Text(f"\nsequence {sequence.number}: dp {dp}, microbatch {microbatch}", "bold")

@@ -15,8 +15,9 @@ from typing import Self
 
 from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
+from dataloader_svc.config.methods import known_balancer, known_packer
 from dataloader_svc.config.schema import Config
-from dataloader_svc.errors import ConfigProblems, DataloaderError
+from dataloader_svc.errors import ConfigError, ConfigProblems, DataloaderError
 from dataloader_svc.loader.agreement import Decision, decide_backend
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.media.workers import WorkerPool
@@ -178,13 +179,23 @@ def _rule_problems(
 
 
 def _cost_problems(loaded: LoadedConfig) -> Iterator[str]:
-    """Files and functions that costs come from."""
+    """Files and functions that costs come from, and functions that pack and balance."""
     for cost in (llm_cost, encoder_cost):
         try:
             cost(loaded.config, loaded.base_dir)
         except CostError as error:
             if error.place[-1] != "model":  # known without a look at files, and told
                 yield loaded.problem(error.place, error.what)
+    strategy = loaded.config.strategy
+    for kind, name, known in (
+        ("pack", strategy.pack, known_packer),
+        ("balance", strategy.balance, known_balancer),
+    ):
+        try:
+            if ":" in name:  # others are known without a look at files, and told
+                known(name, loaded.base_dir)
+        except ConfigError as error:
+            yield loaded.problem(("strategy", kind), str(error).removeprefix(f"strategy.{kind}: "))
 
 
 def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Place, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
+from dataloader_balancers.strategy.nodes import BOTH
 from dataloader_svc.registry import nearest
 
 if TYPE_CHECKING:  # the models ask here while they are built
@@ -124,11 +125,12 @@ def smallest_picture(images: Images) -> int:
 def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
     named = (
         (("strategy", "pack"), "packer", strategy.pack, PACKERS),
-        (("strategy", "balance"), "balancer", strategy.balance, BALANCERS),
+        (("strategy", "balance"), "balancer", strategy.balance, (*BALANCERS, BOTH)),
         (("strategy", "cost", "llm", "model"), "model", strategy.cost.llm.model, PRESETS),
     )
     for place, kind, name, known in named:
-        if name is not None and name not in known:
+        is_function = place[-1] != "model" and name is not None and ":" in name  # `check` imports those
+        if name is not None and name not in known and not is_function:
             names = sorted(known)
             yield place, f"unknown {kind} {name!r}; known: {', '.join(names)}{nearest(name, names)}"
     yield from _cost_problems(strategy)

@@ -100,6 +100,8 @@ def config_hash(config: Config, base_dir: Path) -> str:
     )
     plan["num_sequences"] = config.num_sequences
     plan["pack"] = config.strategy.pack
+    if ":" in config.strategy.pack:
+        plan["pack_code"] = _code_hash(config.strategy.pack, base_dir)
     plan["cost"] = [config.strategy.cost, *_cost_files(config, base_dir)]
     plan["overdraw"] = config.strategy.overdraw
     plan["num_samples"] = config.global_batch.samples
@@ -157,8 +159,13 @@ def _cost_files(config: Config, base_dir: Path) -> Iterator[str]:
         if origin.config is not None:
             yield _file_hash(base_dir / origin.config)
         if origin.function is not None:
-            file = module_file(split_function(origin.function)[0], base_dir)
-            yield "missing" if file is None else _file_hash(file)
+            yield _code_hash(origin.function, base_dir)
+
+
+def _code_hash(function: str, base_dir: Path) -> str:
+    """Of the file of `module:function`."""
+    file = module_file(split_function(function)[0], base_dir)
+    return "missing" if file is None else _file_hash(file)
 
 
 def _tokenizer_hash(path: Path, settings: Mapping[str, Any]) -> list[object]:

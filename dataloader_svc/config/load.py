@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from dataloader_svc.config.cross import cross_problems
 from dataloader_svc.config.schema import FIELDS_ALONE, Config, MixtureStep
+from dataloader_svc.config.strategy_function import read_strategy
 from dataloader_svc.errors import ConfigProblems
 from dataloader_svc.registry import nearest
 
@@ -79,7 +80,8 @@ def read_config(
         return None, error.problems
     if not isinstance(data, dict):
         return None, [f"{path}:1: expected a mapping of fields, found {type(data).__name__}"]
-    config, found = _validate(data, reader.problems)
+    data, noted = read_strategy(data, path.parent)
+    config, found = _validate(data, reader.problems + noted)
     problems = {_problem(path, reader.lines, place, message) for place, message in found}
     loaded = None if config is None else LoadedConfig(config, path, reader.lines)
     return loaded, sorted(problems, key=lambda line: (_line_number(line), line))

@@ -15,7 +15,7 @@ too, and only one is taken that gains over arrival order by the configured costs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,22 +26,21 @@ from numpy.typing import NDArray
 from dataloader_balancers import (
     BALANCERS,
     CostModel,
-    Ranks,
-    by_groups,
     floor,
     gap,
     imbalance,
     loads,
     segment_sum,
 )
-from dataloader_balancers import place as place_items
 from dataloader_balancers.assign import turns
 from dataloader_balancers.calibrate import no_harm
+from dataloader_balancers.strategy import Balance
+from dataloader_balancers.strategy.placing import ARRIVAL, candidates
+from dataloader_svc.config.methods import known_balancer
 from dataloader_svc.config.schema import Config
-from dataloader_svc.errors import ConfigError, MeshError
+from dataloader_svc.errors import MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
 from dataloader_svc.planner.plan import Plan
-from dataloader_svc.registry import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,7 @@ class Strategy:
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
         """`base_dir`: where relative paths start from. ConfigError: no such balancer, or no such cost."""
-        name = config.strategy.balance
-        if name not in BALANCERS:
-            known = sorted(BALANCERS)
-            raise ConfigError(
-                f"strategy.balance: unknown balancer {name!r}; known: {', '.join(known)}"
-                f"{nearest(name, known)}"
-            )
+        name = known_balancer(config.strategy.balance, base_dir)
         llm, encoder = llm_cost(config, base_dir), media_cost(config, base_dir)
         group_size = config.strategy.group_size
         return cls(name, config.global_batch.per_microbatch, llm, encoder, group_size)
@@ -86,13 +79,15 @@ class Strategy:
 class Placement:
     """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty ones,
     fewer than `dp * per_microbatch` of them. metrics: see `place`. work: float64 (dp, parts), what each dp
-    rank has to do by the configured costs: the parts of the language model, then the encoders.
+    rank has to do by the configured costs: the parts of the language model, then the encoders. method: of
+    whose placement it is: the balancer's, `both` phases at once, or `arrival`.
     """
 
     dp_rank: NDArray[np.int64]
     microbatch: NDArray[np.int64]
     metrics: Mapping[str, float]
     work: NDArray[np.float64]
+    method: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +97,7 @@ class _Phases:
     llm: NDArray[np.float64]
     encoder: NDArray[np.float64]
 
-    def step_time(self, rank: NDArray[np.int32], dp: int) -> float:
+    def step_time(self, rank: NDArray[np.int64], dp: int) -> float:
         """Predicted time of the step, in the unit of the costs: ranks meet after each phase."""
         return float(loads(self.llm, rank, dp).max() + loads(self.encoder, rank, dp).max())
 
@@ -124,11 +119,11 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
         scaled = parts * np.asarray(factors, np.float64)
         models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1]))
     arrival = BALANCERS["arrival"](given.llm, mesh.dp, per_rank)
-    candidates = [arrival]
+    placements = [(ARRIVAL, np.asarray(arrival, np.int64))]
     for model in models:
-        candidates += _candidates(model, mesh.dp, strategy, per_rank)
-    times = [[model.step_time(rank, mesh.dp) for rank in candidates] for model in models]
-    dp_rank = np.asarray(candidates[no_harm(times)], np.int64)
+        placements += _candidates(model, mesh.dp, strategy, per_rank).items()
+    times = [[model.step_time(rank, mesh.dp) for _, rank in placements] for model in models]
+    method, dp_rank = placements[no_harm(times)]
     # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch.
     cost = models[-1].llm + models[-1].encoder
     order = np.lexsort((-cost, dp_rank))
@@ -142,7 +137,7 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
         metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
     metrics["llm_gap"] = gap(loads(given.llm, dp_rank, mesh.dp), floor(given.llm, mesh.dp))
     work = np.stack([loads(part, dp_rank, mesh.dp) for part in parts.T], axis=1)
-    return Placement(dp_rank, microbatch, metrics, work)
+    return Placement(dp_rank, microbatch, metrics, work, method)
 
 
 def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
@@ -154,28 +149,12 @@ def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
     return work
 
 
-def _candidates(model: _Phases, dp: int, strategy: Strategy, per_rank: int) -> Iterator[NDArray[np.int32]]:
-    """Placements worth a look by a model, beside that of arrival."""
-    if strategy.balance == "arrival":
-        return
-    group_size = strategy.group_size or dp
-    cost = model.llm + model.encoder
-    yield by_groups(BALANCERS[strategy.balance], cost, dp, group_size, per_rank)
-    if model.encoder.any():
-        yield _both_phases(model.llm, model.encoder, dp, group_size, per_rank)
-
-
-def _both_phases(
-    llm: NDArray[np.float64], encoder: NDArray[np.float64], dp: int, group_size: int, per_rank: int
-) -> NDArray[np.int32]:
-    """Ranks that balance both phases at once, the language model first; within groups of ranks."""
-    rank = np.empty(len(llm), np.int32)
-    group = np.arange(len(llm)) % dp // group_size
-    for number in range(dp // group_size):
-        items = np.flatnonzero(group == number)
-        both = np.stack([llm[items], encoder[items]])
-        rank[items] = number * group_size + place_items(both, Ranks(group_size, per_rank=per_rank))
-    return rank
+def _candidates(model: _Phases, dp: int, strategy: Strategy, per_rank: int) -> dict[str, NDArray[np.int64]]:
+    """Placements worth a look by a model, by their method, beside that of arrival."""
+    if strategy.balance == ARRIVAL:
+        return {}
+    balance = Balance(strategy.balance)
+    return candidates(balance, model.llm, model.encoder, dp, strategy.group_size, per_rank)
 
 
 def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int:

@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_balancers import PACKERS, CostModel, pack_all
+from dataloader_svc.config.methods import known_packer
 from dataloader_svc.config.schema import BatchUnit, Config
-from dataloader_svc.errors import ConfigError
 from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.draw import Draw
 from dataloader_svc.planner.mixture import Schedule
 from dataloader_svc.planner.pieces import Pieces, SkippedRow, TooLong
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import BadLimit, Cursor, Lack, Supply
-from dataloader_svc.registry import nearest
 
 PATIENT_STEPS = 2
 """What has waited this long is placed before all that is younger, oldest first: nothing waits for ever."""
@@ -67,12 +66,7 @@ class Rules:
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
         """`base_dir`: where relative paths start from. ConfigError: no such packer, or no such cost."""
         names = tuple(sorted(config.sources))
-        pack = config.strategy.pack
-        if pack not in PACKERS:
-            known = sorted(PACKERS)
-            raise ConfigError(
-                f"strategy.pack: unknown packer {pack!r}; known: {', '.join(known)}{nearest(pack, known)}"
-            )
+        pack = known_packer(config.strategy.pack, base_dir)
         return cls(
             names=names,
             schedule=Schedule.of(config.mixture.schedule, names),

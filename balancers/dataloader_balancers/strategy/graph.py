@@ -81,7 +81,7 @@ class Strategy:
     def cost(
         self,
         llm: CostModel | Callable[..., object] | str | None = None,
-        encoder: EncoderCost | Callable[..., object] | float | None = None,
+        encoder: EncoderCost | FunctionCost | Callable[..., object] | float | None = None,
     ) -> Strategy:
         """Say what work costs: models of `dataloader_balancers.cost`, functions from an array of sizes to an
         array of costs, the name of a preset, or the cost of a patch. All in one unit.

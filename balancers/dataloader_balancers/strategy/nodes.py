@@ -251,4 +251,6 @@ def method_name(method: str | Callable[..., object]) -> str:
 def _shown(model: object) -> str:
     if isinstance(model, FunctionCost):
         return model.name
+    if isinstance(model, LlmCost) and not model.windowed:
+        return f"{model.linear:g} L + {model.quadratic:g} L^2"
     return f"{model:g}" if isinstance(model, int | float) else str(model)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from dataloader_balancers.assign import BALANCERS, Cap, Ranks, by_groups, place
 from dataloader_balancers.assign.microbatches import turns
 from dataloader_balancers.bounds import loads
+from dataloader_balancers.calibrate import no_harm
 from dataloader_balancers.strategy.data import Floats, Ints
 from dataloader_balancers.strategy.functions import checked_ranks
 from dataloader_balancers.strategy.nodes import BOTH, Balance, StrategyError, method_name
@@ -34,8 +35,9 @@ def choose(
     weights       int (s,) by name, for the caps; a sequence that no rank has room for is at -1
 
     Ranks meet after each phase, so that a step takes as long as the dearest rank's encoders *and* the dearest
-    rank's language model: with alternatives, the placement with the shortest such time is taken, of equal
-    ones the method's own. StrategyError where a method's result is none.
+    rank's language model: with alternatives, the placement with the shortest such time is taken, and the
+    order of arrival where none gains over it (`calibrate.no_harm`). StrategyError where a method's result is
+    none.
     """
     if group_size is not None and num_ranks % group_size:
         fits = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
@@ -53,8 +55,9 @@ def choose(
             raise StrategyError(f"balance: {error}") from error
     found = candidates(balance, llm, encoder, num_ranks, group_size, per_rank)
     if balance.alternatives:
-        found.setdefault(ARRIVAL, in_order(len(llm), num_ranks))
-    best = min(found, key=lambda each: step_time(llm, encoder, found[each], num_ranks))
+        found = {ARRIVAL: in_order(len(llm), num_ranks), **found}
+    methods = list(found)
+    best = methods[no_harm([[step_time(llm, encoder, found[each], num_ranks) for each in methods]])]
     return found[best], best
 
 

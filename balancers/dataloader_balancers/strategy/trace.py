@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dataloader_balancers.bounds import floor, gap, imbalance, loads
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_balancers.strategy.data import Applied, Floats, Ints, Items, padded_bounds
-from dataloader_balancers.strategy.draw import amounts, shares
+from dataloader_balancers.strategy.draw import amounts
 from dataloader_balancers.strategy.nodes import (
     NAMES,
     Balance,
@@ -25,7 +25,7 @@ from dataloader_balancers.strategy.nodes import (
     Split,
     method_name,
 )
-from dataloader_balancers.strategy.placing import in_order
+from dataloader_balancers.strategy.placing import ARRIVAL, in_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +49,14 @@ def mix(node: Mix, items: Items, drawn: NDArray[np.bool_]) -> Applied:
     figures = {"tokens": float(items.lengths[drawn].sum())}
     amount = amounts(node, items)[drawn]
     if node.weights is not None and len(amount):
-        found = np.bincount(items.source[drawn], amount, len(items.sources)) / amount.sum()
-        figures |= {f"share {name}": float(share) for name, share in zip(items.sources, found, strict=True)}
-        figures["off by"] = float(np.abs(found - shares(node, items)).max())
+        held = np.bincount(items.source[drawn], amount, len(items.sources)) / amount.sum()
+        found = dict(zip(items.sources, held.tolist(), strict=True))
+        weights = dict(node.weights)
+        total = sum(weights.values())
+        figures |= {f"share {name}": share for name, share in found.items()}
+        figures["off by"] = max(
+            abs(found.get(name, 0.0) - weights.get(name, 0.0) / total) for name in {**found, **weights}
+        )
     count = int(np.count_nonzero(drawn))
     return _applied(node, len(items), count, len(items) - count, "items", figures)
 
@@ -96,7 +101,7 @@ def balance(
     """
     figures: dict[str, float] = {}
     placed = rank >= 0
-    notes = [] if chosen == method_name(node.method) else [f"{chosen} was predicted to be faster"]
+    notes = [] if chosen == method_name(node.method) else [_instead(chosen)]
     for name, phase in (("llm", llm), ("encoder", encoder)):
         if not phase.any():
             continue
@@ -126,8 +131,8 @@ def split(node: Split, made: Sequences, cp: int) -> Applied:
 
 
 def broadcast(node: BroadcastAt, before: NDArray[np.bool_], readers: NDArray[np.bool_]) -> Applied:
-    """Ranks that read a batch by themselves, before and after."""
-    return _applied(node, int(np.count_nonzero(before)), int(np.count_nonzero(readers)), 0, "readers", {})
+    """From ranks with a batch of their own to those that are left."""
+    return _applied(node, int(np.count_nonzero(before)), int(np.count_nonzero(readers)), 0, "batches", {})
 
 
 def _pairs(bounds: Ints, part: NDArray[np.int32]) -> float:
@@ -137,11 +142,17 @@ def _pairs(bounds: Ints, part: NDArray[np.int32]) -> float:
     return float((index - first + 1).sum())
 
 
+def _instead(chosen: str) -> str:
+    if chosen == ARRIVAL:
+        return "nothing gains over the order of arrival, which is kept"
+    return f"{chosen} is predicted to be faster, and taken"
+
+
 def _bound(binding: str) -> str:
     reasons = {
         "mean": "bound by the mean",
         "item": "bound by the dearest item, which no placement divides",
-        "crowd": "bound by more dear items than places",
+        "crowd": "bound by dear items, of which some rank must take several",
         "caps": "bound by caps",
     }
     return reasons[binding]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dataloader_balancers.strategy import StepError
 from dataloader_svc.config.code_files import split_function
 from dataloader_svc.config.schema.model import Model
+from dataloader_svc.config.schema.steps import fields_of
 
 
 class LlmCostConfig(Model):
@@ -82,11 +84,20 @@ class Cost(Model):
 
 
 class Strategy(Model):
-    """How documents become sequences, and sequences the work of ranks."""
+    """How documents become sequences, and sequences the work of ranks: by field, or as a list of primitives
+    (`steps`), which sets the fields, or by a function that returns one.
+    """
 
-    pack: str = Field(default="best_fit", description="A packer of dataloader_balancers.PACKERS.")
+    pack: str = Field(
+        default="best_fit",
+        description="A packer of dataloader_balancers.PACKERS, or MODULE:FUNCTION of the same signature.",
+    )
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
-    balance: str = Field(default="lpt", description="A balancer of dataloader_balancers.BALANCERS.")
+    balance: str = Field(
+        default="lpt",
+        description="A balancer of dataloader_balancers.BALANCERS, `both` (phases at once), or "
+        "MODULE:FUNCTION of the same signature.",
+    )
     group_size: int | None = Field(
         default=None,
         gt=0,
@@ -110,6 +121,48 @@ class Strategy(Model):
         description="Share of a step's tokens drawn beyond its capacity, so that the packer has small "
         "pieces to fill gaps with; what does not fit waits, first in line for the next step.",
     )
+    steps: list[dict[str, Any] | str] = Field(
+        default=[],
+        description="In place of the fields above: the primitives `mix`, `cost`, `pack`, `distribute`, "
+        "`balance`, `split` and `broadcast_at` in their order, as docs/strategies.md has them.",
+    )
+    function: str | None = Field(
+        default=None,
+        description="In place of the fields above: MODULE:FUNCTION without arguments, which returns a "
+        "`dataloader_balancers.strategy.Strategy`; found in the folder of this file or as Python finds it.",
+    )
+
+    @field_validator("pack", "balance", "function")
+    @classmethod
+    def _both_parts_if_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return (
+            _checked_function(value) if value and (":" in value or info.field_name == "function") else value
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_of_steps(cls, data: Any) -> Any:
+        """Fields that are given beside the list must say the same: so they do where it was read before."""
+        if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not data["steps"]:
+            return data
+        try:
+            fields = fields_of(data["steps"])
+        except StepError as error:
+            raise ValueError(f"steps[{error.step}]: {error}") from None
+        for name, value in fields.items():
+            if name in data and not _same(name, data[name], value):
+                raise ValueError(f"{name} is {data[name]!r} beside steps, where it is {value!r}: keep one")
+        return {**data, **fields}
+
+    @model_validator(mode="after")
+    def _function_was_asked(self) -> Self:
+        if self.function is not None and not self.steps:
+            raise ValueError(f"{self.function} has not been asked: load_config does that")
+        return self
+
+
+def _same(name: str, one: object, other: object) -> bool:
+    return Cost.model_validate(one) == Cost.model_validate(other) if name == "cost" else one == other
 
 
 class Mesh(Model):

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from dataloader_balancers import CUTS, EncoderCost, LlmCost
+from dataloader_balancers.strategy import Strategy as Graph
 from dataloader_client.mesh import Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.explain_view import (
@@ -22,6 +23,7 @@ from dataloader_svc.cli.explain_view import (
 )
 from dataloader_svc.cli.step_view import PieceView, SequenceView, sequences_of
 from dataloader_svc.planner.costs import MediaCost
+from dataloader_svc.planner.graph import plan_trace
 from dataloader_svc.planner.pieces import Pieces
 from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
@@ -29,6 +31,16 @@ from dataloader_svc.planner.state import State
 from dataloader_svc.sample import RowRef, SampleId
 
 STRATEGY = Strategy("lpt", 1, LlmCost(1.0, 0.0), MediaCost(EncoderCost(2.0), 0.5))
+GRAPH = (
+    Graph()
+    .mix({"pics": 1, "web": 9})
+    .cost(LlmCost(1.0, 0.0), 2.0)
+    .pack("best_fit")
+    .distribute()
+    .balance()
+    .split()
+    .broadcast_at("tp")
+)
 LENGTHS = [[100], [60, 30], [50], [20, 10, 5]]
 SKIPPED = (
     SkippedView(SampleId("web", 0, 99), "empty_text", "[only] spaces", RowRef("bad.jsonl", 4)),
@@ -70,8 +82,9 @@ def explain(mesh: Mesh, rank: int | None) -> Explanation:
     chosen = of_rank(sequences_of(plan, STRATEGY, row_of), placement, coords)
     slices = cp_slices(chosen, mesh.cp, coords.cp, "per_document") if coords and mesh.cp > 1 else {}
     named = None if rank is None or coords is None else (rank, coords)
+    steps = plan_trace(GRAPH, plan, placement, MeshSize(mesh.dp, mesh.cp), STRATEGY)
     return Explanation(
-        "job", 2, plan, mesh, named, "lpt", placement, chosen, slices, SKIPPED, ("pics: gone",)
+        "job", 2, plan, mesh, named, "lpt", placement, chosen, slices, SKIPPED, ("pics: gone",), steps
     )
 
 
@@ -82,6 +95,30 @@ def test_costs_and_rows_of_all_sequences() -> None:
     assert [s.encoder_cost for s in sequences] == [0.0, 0.0, 0.0, 12.0]
     assert sequences[1].pieces[1].row == RowRef("[web].jsonl", 1002)
     assert sequences[3].pieces[2].row is None
+
+
+def test_each_primitive_of_the_strategy_is_shown_with_what_it_did() -> None:
+    explained = explain(Mesh(dp=2, cp=2), 3)
+    steps = explanation_json(explained)["strategy"]
+    assert [step["text"] for step in steps] == [str(node) for node in GRAPH.nodes]
+    assert [(step["name"], step["inputs"], step["outputs"], step["unit"]) for step in steps] == [
+        ("mix", 7, 7, "items"),
+        ("cost", 7, 7, "items"),
+        ("pack", 7, 4, "sequences"),
+        ("distribute", 4, 4, "sequences"),
+        ("balance", 4, 4, "sequences"),
+        ("split", 4, 4, "sequences"),
+        ("broadcast_at", 4, 4, "batches"),
+    ]
+    assert steps[0]["figures"]["share web"] == pytest.approx(270 / 275)
+    assert steps[1]["figures"]["encoder"] == 12.0
+    assert steps[2]["figures"]["fill"] == pytest.approx(275 / 400)
+    assert steps[4]["figures"]["llm before"] == pytest.approx(150 / 137.5)
+    assert steps[4]["figures"]["llm after"] == pytest.approx(140 / 137.5)
+    assert steps[5]["figures"] == {"ranks": 2.0, "padding": 1.0 + 2.0 + 2.0, "attention max / mean": 1.0}
+    text = printed(explained)
+    assert all(f"\n{node}: " in text for node in GRAPH.nodes)
+    assert "llm before 1.091, llm after 1.018, llm floor 1.018, llm gap 0" in " ".join(text.split())
 
 
 def test_the_ranks_share_the_step_out() -> None:
