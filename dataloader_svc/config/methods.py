@@ -1,10 +1,19 @@
-"""Packers and balancers that the YAML names as `module:function`: imported, tried, and known by that name."""
+"""Packers and balancers that the YAML names as `module:function`: imported, tried, and known by that name.
+
+What they get wrong later stops the job as a mistake of the configuration: nothing is placed by a broken plan,
+and nobody is told that the service is at fault.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from dataloader_balancers import BALANCERS, PACKERS
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dataloader_balancers import BALANCERS, PACKERS, Limit
 from dataloader_balancers.strategy import FunctionBalancer, FunctionPacker, StrategyError
 from dataloader_balancers.strategy.nodes import BOTH
 from dataloader_svc.config.code_import import import_function
@@ -12,13 +21,50 @@ from dataloader_svc.errors import ConfigError
 from dataloader_svc.registry import nearest
 
 
+@dataclass(frozen=True, slots=True)
+class _Packer(FunctionPacker):
+    """ConfigError in the place of StrategyError."""
+
+    def __call__(
+        self,
+        lengths: ArrayLike,
+        num_sequences: int,
+        capacity: int,
+        priority: ArrayLike | None = None,
+        costs: ArrayLike | None = None,
+        *,
+        limits: Sequence[Limit] = (),
+    ) -> NDArray[np.int32]:
+        try:
+            return FunctionPacker.__call__(
+                self, lengths, num_sequences, capacity, priority, costs, limits=limits
+            )
+        except StrategyError as error:
+            raise ConfigError(f"strategy.{error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Balancer(FunctionBalancer):
+    """ConfigError in the place of StrategyError."""
+
+    def __call__(self, costs: ArrayLike, num_ranks: int, per_rank: int | None = None) -> NDArray[np.int32]:
+        try:
+            return FunctionBalancer.__call__(self, costs, num_ranks, per_rank)
+        except StrategyError as error:
+            raise ConfigError(f"strategy.{error}") from error
+
+
+def _imported(field: str, name: str, base_dir: Path) -> Callable[..., ArrayLike]:
+    try:
+        return import_function(name, base_dir)
+    except ConfigError as error:
+        raise ConfigError(f"strategy.{field}: {error}") from None
+
+
 def known_packer(name: str, base_dir: Path) -> str:
     """`name`, which is in PACKERS from now on. ConfigError: there is none, or it breaks its contract."""
     if ":" in name:
-        try:
-            PACKERS[name] = FunctionPacker(import_function(name, base_dir), name)
-        except (ConfigError, StrategyError, ValueError) as error:
-            raise ConfigError(f"strategy.pack: {error}") from None
+        PACKERS[name] = _Packer(_imported("pack", name, base_dir), name)
     if name not in PACKERS:
         known = sorted(PACKERS)
         raise ConfigError(
@@ -30,10 +76,7 @@ def known_packer(name: str, base_dir: Path) -> str:
 def known_balancer(name: str, base_dir: Path) -> str:
     """`name`, which is in BALANCERS from now on, or `both`. ConfigError as of `known_packer`."""
     if ":" in name:
-        try:
-            BALANCERS[name] = FunctionBalancer(import_function(name, base_dir), name)
-        except (ConfigError, StrategyError, ValueError) as error:
-            raise ConfigError(f"strategy.balance: {error}") from None
+        BALANCERS[name] = _Balancer(_imported("balance", name, base_dir), name)
     if name not in BALANCERS and name != BOTH:
         known = sorted({*BALANCERS, BOTH})
         raise ConfigError(

@@ -19,7 +19,8 @@ _SAMPLE = np.array([7, 5, 5, 3, 2, 1, 8, 4], np.int64)
 
 @dataclass(frozen=True, slots=True)
 class FunctionPacker:
-    """`function`, of the signature of `pack.Packer`, under its name `module:function`.
+    """`function`, of the signature of `pack.Packer`, under its name `module:function`. It is always given
+    arrays: priorities of 0 and costs of a token each where there are none.
 
     Its result is whole numbers (n,), -1 to `num_sequences` - 1, that keep the capacity and all limits: a
     StrategyError says where not. Equal arguments must give an equal result, for plans are made again on
@@ -51,9 +52,11 @@ class FunctionPacker:
         limits: Sequence[Limit] = (),
     ) -> NDArray[np.int32]:
         """As `pack.Packer`."""
-        sizes = np.asarray(lengths, np.int64).copy()  # what it does to its argument is its own affair
+        sizes = np.array(lengths, np.int64)  # copies: what it does to its arguments is its own affair
+        urgency = np.zeros_like(sizes) if priority is None else np.array(priority, np.int64)
+        price = np.array(sizes if costs is None else costs, np.float64)
         try:
-            result = self.function(sizes, num_sequences, capacity, priority, costs, limits=limits)
+            result = self.function(sizes, num_sequences, capacity, urgency, price, limits=limits)
         except Exception as error:
             raise StrategyError(f"pack: {self.name} failed: {type(error).__name__}: {error}") from error
         return checked_sequences(

@@ -240,9 +240,7 @@ def test_methods_by_import_path(folder: Path) -> None:
     assert known_balancer("own_strategy:turns", folder) in BALANCERS
     assert PACKERS["own_strategy:alone"]([3, 4], 1, 8).tolist() == [0, -1]
     assert known_balancer("both", folder) == "both"
-    with pytest.raises(
-        ConfigError, match="strategy.balance: balance: own_strategy:wrong put 8 items on rank 0"
-    ):
+    with pytest.raises(ConfigError, match="strategy.balance: own_strategy:wrong put 8 items on rank 0"):
         known_balancer("own_strategy:wrong", folder)
     with pytest.raises(ConfigError, match="strategy.pack: .* has no function 'alon'"):
         known_packer("own_strategy:alon", folder)
@@ -250,3 +248,13 @@ def test_methods_by_import_path(folder: Path) -> None:
         ConfigError, match="strategy.pack: unknown packer 'best_fti'.*did you mean 'best_fit'"
     ):
         known_packer("best_fti", folder)
+
+
+def test_what_a_function_gets_wrong_later_is_the_configurations_fault(folder: Path) -> None:
+    (folder / "own_strategy.py").write_text(
+        CODE + "def late(lengths, *_, **__):\n    return np.where(np.asarray(lengths) == 9, 0, -1)\n"
+    )
+    packer = PACKERS[known_packer("own_strategy:late", folder)]
+    with pytest.raises(ConfigError, match="strategy.pack: own_strategy:late put 18 tokens into sequence 0"):
+        packer([9, 9], 1, 10)
+    del PACKERS["own_strategy:late"]
