@@ -11,8 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from real_job import RUN_MARK, described, marked_processes, write_data
+
+settings.register_profile("no deadlines", deadline=None)  # a busy machine is no counter-example
+settings.load_profile("no deadlines")
 
 LINGER_S = 10.0
 """For what is on its way out: an orphaned role ends itself within `engine.child.ORPHAN_GRACE_S`."""

@@ -17,7 +17,8 @@ from dataloader_balancers.assign.ranks import Floats, Ints, Task
 NEAR = 1e-4  # share of the floor that no step is worth
 STEPS = 400
 _PARTNERS = 16  # cheapest ranks that are asked first ...
-_PAIRS = 400_000  # ... and then so many as make this number of pairs of items
+_PAIRS = 100_000  # ... and then so many as make this number of pairs of items
+_BUDGET = 8_000_000  # pairs looked at in all, some tenths of a second: on thousands of ranks a step is dear
 _DIVIDED = 10  # items of two ranks, of which all divisions are tried
 _ITEMS = 64  # of a rank that are tried, spread over its items
 _ROUNDING = 1e-12
@@ -29,6 +30,8 @@ def descend(task: Task, rank: Ints, steps: int = STEPS) -> Ints:
     search = _Search(task, rank)
     stuck = phase = 0
     for _ in range(steps):
+        if search.looked_at > _BUDGET:
+            break
         goal = task.floors[phase] * (1 + NEAR)
         if search.load[phase].max() > goal and search.improve(phase):
             stuck = 0
@@ -48,6 +51,7 @@ class _Search:
         self._order = np.argsort(rank, kind="stable")
         self._bounds = np.searchsorted(rank[self._order], np.arange(task.num_ranks + 1))
         self._changed: dict[int, Ints] = {}
+        self.looked_at = 0  # pairs of items
 
     def items_of(self, rank: int) -> Ints:
         """Ascending."""
@@ -81,6 +85,7 @@ class _Search:
         task, load = self.task, self.load
         lists = [self.some_of(rank) for rank in partners.tolist()]
         theirs = np.concatenate([*lists, np.full(len(partners), -1)])
+        self.looked_at += len(mine) * len(theirs)
         owner = np.concatenate([np.repeat(partners, [len(items) for items in lists]), partners])
         given = task.costs[:, mine, None] - np.where(theirs < 0, 0.0, task.costs[:, theirs])[:, None, :]
         held = task.weights[:, mine, None] - np.where(theirs < 0, 0.0, task.weights[:, theirs])[:, None, :]

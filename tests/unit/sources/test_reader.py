@@ -119,9 +119,7 @@ def test_media_lie_beside_the_shard_or_below_media_root(tmp_path):
     assert moved.read_media("x.png", shard) == b"pixels"
 
 
-@pytest.mark.parametrize(
-    "path", ["none.png", "", ".", "no/such/folder.png", "nul\0.png", "https://x.org/a.png"]
-)
+@pytest.mark.parametrize("path", ["none.png", "", ".", "no/such/folder.png", "nul\0.png"])
 def test_missing_media_are_bad_samples(tmp_path, path):
     reader = reader_of(tmp_path, tiny_rows(1))
     with pytest.raises(BadSample) as caught:
