@@ -1,6 +1,6 @@
 """Packing and balancing for training: pure functions on numpy arrays, of use without the service.
 
-PACKERS   name -> pieces into sequences      (`pack.py`)
+PACKERS   name -> pieces into sequences      (`pack/`, a file each)
 BALANCERS name -> work onto ranks            (`assign/`, a file each)
 CUTS      name -> one sequence over cp ranks (`context_parallel.py`; which: `cut_choice.py`)
 
@@ -47,13 +47,25 @@ from dataloader_balancers.cost import (
 )
 from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
 from dataloader_balancers.hybrid import HybridPlan, hybrid
-from dataloader_balancers.pack import PACKERS, Limit, pack_all
+from dataloader_balancers.pack import (
+    LAYOUTS,
+    PACKERS,
+    Limit,
+    Queue,
+    Spans,
+    concatenate,
+    level,
+    outliers,
+    pack_all,
+    queued_step,
+)
 from dataloader_balancers.remedies import Remedy, remedies
 from dataloader_balancers.simulate import PipelineRun, StepRun, pipeline, simulate_step
 
 __all__ = [
     "BALANCERS",
     "CUTS",
+    "LAYOUTS",
     "PACKERS",
     "AudioCost",
     "Cap",
@@ -72,25 +84,31 @@ __all__ = [
     "LlmCost",
     "ModelShape",
     "PipelineRun",
+    "Queue",
     "Ranks",
     "Remedy",
+    "Spans",
     "StepFloor",
     "StepRun",
     "TwoPlacements",
     "by_groups",
     "choose_cut",
+    "concatenate",
     "cut_load",
     "floor",
     "gap",
     "hybrid",
     "imbalance",
     "judge",
+    "level",
     "loads",
     "loss_weights",
     "order_microbatches",
+    "outliers",
     "pack_all",
     "pipeline",
     "place",
+    "queued_step",
     "remedies",
     "segment_sum",
     "sequence_cost",

@@ -18,6 +18,9 @@ piece waits only where no sequence could hold it beside the pieces of its own or
 that has waited longest is always placed. Ties go to the lower index, and no sum depends on how a processor
 adds: equal arguments give an equal result on any machine. An impossible piece is a ValueError with its index
 and value.
+
+Beside packers: `queued_step` and `outliers` let dear pieces wait for their like; `concatenate` cuts instead
+of fitting; LAYOUTS has rows for those who don't pack; `level` says how equal a packing is, and could be.
 """
 
 from __future__ import annotations
@@ -29,10 +32,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers.pack.balanced import balanced
 from dataloader_balancers.pack.best_fit import best_fit
+from dataloader_balancers.pack.concatenate import Concatenated, Spans, concatenate
 from dataloader_balancers.pack.everything import in_fewest
 from dataloader_balancers.pack.first_fit import first_fit
+from dataloader_balancers.pack.level import Level, level
 from dataloader_balancers.pack.pieces import Limit, Packer
+from dataloader_balancers.pack.rows import LAYOUTS, Rows
 from dataloader_balancers.pack.variable import variable
+from dataloader_balancers.pack.waiting import Queue, QueuedStep, outliers, queued_step
 
 PACKERS: dict[str, Packer] = {
     "best_fit": best_fit,
@@ -80,4 +87,22 @@ def _named(name: str) -> Packer:
     return PACKERS[name]
 
 
-__all__ = ["PACKERS", "Limit", "Packer", "best_fit", "pack", "pack_all"]
+__all__ = [
+    "LAYOUTS",
+    "PACKERS",
+    "Concatenated",
+    "Level",
+    "Limit",
+    "Packer",
+    "Queue",
+    "QueuedStep",
+    "Rows",
+    "Spans",
+    "best_fit",
+    "concatenate",
+    "level",
+    "outliers",
+    "pack",
+    "pack_all",
+    "queued_step",
+]

@@ -39,11 +39,11 @@ def searched(task: Task, result: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def _is_near(task: Task, result: NDArray[np.int32], by_cost: bool) -> bool:
-    """Whether `result` is near to all tokens, or all room, or its dearest sequence to the mean or a piece."""
+    """Whether `result` is near to all tokens or all room; or, all being placed, to the mean or a piece."""
     if by_cost:
         load = task.loads(result)
-        least = max(float(np.cumsum(load)[-1]) / len(load), float(task.price[result >= 0].max(initial=0.0)))
-        return float(load.max()) <= (1 + _NEAR) * least
+        least = max(float(np.cumsum(load)[-1]) / len(load), float(task.price.max()))
+        return bool((result >= 0).all()) and float(load.max()) <= (1 + _NEAR) * least
     most = min(int(task.sizes.sum()), task.num_sequences * task.capacity)
     return task.tokens(result) >= (1 - _NEAR) * most
 
