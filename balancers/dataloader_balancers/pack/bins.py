@@ -8,7 +8,7 @@ not k. Of 100,000 texts there are some 5,000 runs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +52,11 @@ class Bins:
         return fits
 
     def fill(self, pieces: Ints, room: Ints | None = None) -> None:
-        """Best fit, in the order of `pieces`. `room` int (sequences,): as if there were no more than that."""
+        """Best fit of `pieces` int (m,), longest first. `room` int (sequences,): as if there were no more."""
         if len(pieces) == 0:
             return
+        if len(self._need) > 1:  # runs are longer where what is as long is also sorted by its weights
+            pieces = pieces[np.lexsort((*-self._need[1:, pieces], -self._need[0, pieces]))]
         rooms = self.free[0] if room is None else np.minimum(room, self.free[0])
         need = self._need[:, pieces]
         starts = np.flatnonzero(np.append(True, (need[:, 1:] != need[:, :-1]).any(axis=0)))
@@ -74,98 +76,146 @@ def _best_fit(rooms: Ints, spare: Ints, need: Ints, counts: Ints) -> tuple[list[
     rooms   int (sequences,), and `spare` int (limits, sequences)
     need    int (1 + limits, runs): of one piece of each run of `counts` int (runs,)
     """
+    shelves = _Shelves(rooms, int(need[0].min()))
     if len(spare):
-        return _best_fit_limited(rooms.copy(), spare.copy(), need, counts)
-    heaps = _by_room(rooms)
-    open_rooms = sorted(heaps)
-    smallest = int(need[0].min())
+        return _best_fit_limited(shelves, rooms.copy(), spare.copy(), need, counts)
     places: list[int] = []
     taken: list[int] = []
     for size, count in zip(need[0].tolist(), counts.tolist(), strict=True):
         left = count
-        at = bisect_left(open_rooms, size)
-        while left and at < len(open_rooms):
-            room = open_rooms[at]
-            heap = heaps[room]
-            places.append(heappop(heap))
-            if not heap:
-                del open_rooms[at], heaps[room]
-            fit = room // size
-            if fit > left:
-                fit = left
+        while left and (room := shelves.least(size)):
+            place = shelves.take(room)
+            fit = min(left, room // size)
+            places.append(place)
             taken.append(fit)
             left -= fit
-            room -= fit * size
-            if room in heaps:
-                heappush(heaps[room], places[-1])
-            elif room >= smallest:
-                heaps[room] = [places[-1]]
-                insort(open_rooms, room)
-            at = bisect_left(open_rooms, size)
+            shelves.add(room - fit * size, place)
         if left:
             places.append(-1)
             taken.append(left)
     return places, taken
 
 
-def _by_room(rooms: Ints) -> dict[int, list[int]]:
-    """The sequences of each room, ascending, so that each list is a heap."""
-    order = np.argsort(rooms, kind="stable")
-    found, starts = np.unique(rooms[order], return_index=True)
-    groups = np.split(order, starts[1:])
-    return {int(room): group.tolist() for room, group in zip(found, groups, strict=True)}
+class _Shelves:
+    """Sequences by their room, on a shelf for each room; those with less than `smallest` are done with.
+
+    A shelf holds them negative and ascending: the lowest number is its last, which is cheap to take.
+    """
+
+    def __init__(self, rooms: Ints, smallest: int) -> None:
+        order = np.lexsort((-np.arange(len(rooms)), rooms))
+        found, starts = np.unique(rooms[order], return_index=True)
+        groups = np.split(-order, starts[1:])
+        self._smallest = smallest
+        self._shelves = {
+            room: group.tolist()
+            for room, group in zip(found.tolist(), groups, strict=True)
+            if room >= smallest
+        }
+        self._open = sorted(self._shelves)
+
+    def least(self, size: int) -> int:
+        """The least room that is at least `size`; 0 if there is none."""
+        at = bisect_left(self._open, size)
+        return self._open[at] if at < len(self._open) else 0
+
+    def first(self, room: int) -> int:
+        """Of those that have this `room`."""
+        place: int = -self._shelves[room][-1]
+        return place
+
+    def take(self, room: int, place: int | None = None) -> int:
+        """Off its shelf: `place`, or the first that has this `room`."""
+        shelf = self._shelves[room]
+        taken: int = -shelf.pop() if place is None else -shelf.pop(bisect_left(shelf, -place))
+        if not shelf:
+            del self._shelves[room], self._open[bisect_left(self._open, room)]
+        return taken
+
+    def add(self, room: int, place: int) -> None:
+        """Back, with so much room."""
+        if room in self._shelves:
+            insort(self._shelves[room], -place)
+        elif room >= self._smallest:
+            self._shelves[room] = [-place]
+            insort(self._open, room)
+
+    def from_least(self, size: int) -> Iterator[tuple[int, int]]:
+        """(room, place) of those with room for `size`, the fullest first; of equally full ones the first."""
+        for at in range(bisect_left(self._open, size), len(self._open)):
+            room = self._open[at]
+            for place in reversed(self._shelves[room]):
+                yield room, -place
 
 
-def _best_fit_limited(rooms: Ints, spare: Ints, need: Ints, counts: Ints) -> tuple[list[int], list[int]]:
+def _best_fit_limited(
+    shelves: _Shelves, rooms: Ints, spare: Ints, need: Ints, counts: Ints
+) -> tuple[list[int], list[int]]:
     """The same under further limits. `rooms` and `spare` are used up.
 
     What fits nowhere now never will: of those a few are remembered, and what needs no less is not looked for.
     """
-    # Room and sequence in one integer: a sorted list of plain integers is the fastest of its kind here.
-    total = len(rooms)
-    keys: list[int] = np.sort(rooms * total + np.arange(total)).tolist()
     places: list[int] = []
     taken: list[int] = []
+    to_spare: list[list[int]] = spare.tolist()  # numbers one by one are read five times as fast from lists
     lost: list[tuple[int, ...]] = []
     for wanted, count in zip(need.T.tolist(), counts.tolist(), strict=True):
-        size, weights = wanted[0], wanted[1:]
+        size, weights = wanted[0], [(i, weight) for i, weight in enumerate(wanted[1:]) if weight]
         left = count
         while left:
-            place = -1
-            if not any(all(a <= b for a, b in zip(known, wanted, strict=True)) for known in lost):
-                place = _fullest(keys, total, rooms, spare, size, weights)
-            if place < 0:
-                if len(lost) < _KNOWN_LOST:
-                    lost.append(tuple(wanted))
-                places.append(-1)
-                taken.append(left)
+            if any(all(a <= b for a, b in zip(known, wanted, strict=True)) for known in lost):
                 break
-            room = int(rooms[place])
-            key = room * total + place
-            fits = [room // size, left]
-            fits += [int(spare[i, place]) // weight for i, weight in enumerate(weights) if weight]
-            fit = min(fits)
-            keys.pop(bisect_left(keys, key))
-            insort(keys, key - fit * size * total)
-            rooms[place] -= fit * size
-            for i, weight in enumerate(weights):
-                spare[i, place] -= fit * weight
+            room, place = _fullest(shelves, rooms, spare, to_spare, size, weights)
+            if not room:
+                lost = [tuple(wanted), *lost[: _KNOWN_LOST - 1]]
+                break
+            shelves.take(room, place)
+            fit = min(left, room // size)
+            for i, weight in weights:
+                fit = min(fit, to_spare[i][place] // weight)
+            shelves.add(room - fit * size, place)
+            rooms[place] = room - fit * size
+            for i, weight in weights:
+                to_spare[i][place] -= fit * weight
+                spare[i, place] = to_spare[i][place]
             places.append(place)
             taken.append(fit)
             left -= fit
+        if left:
+            places.append(-1)
+            taken.append(left)
     return places, taken
 
 
-def _fullest(keys: list[int], total: int, rooms: Ints, spare: Ints, size: int, weights: list[int]) -> int:
-    """The fullest sequence with room, by `keys`, that also has all of `weights` to spare; -1 if none has."""
-    at = bisect_left(keys, size * total)
-    for key in keys[at : at + _LOOKS]:
-        if all(spare[i, key % total] >= weight for i, weight in enumerate(weights)):
-            return key % total
-    if at + _LOOKS >= len(keys):
-        return -1
+def _fullest(
+    shelves: _Shelves,
+    rooms: Ints,
+    spare: Ints,
+    to_spare: list[list[int]],
+    size: int,
+    weights: list[tuple[int, int]],
+) -> tuple[int, int]:
+    """(room, place) of the fullest sequence with room for `size` that has all of `weights` to spare; (0, -1)
+    if there is none.
+    """
+    if not weights:
+        room = shelves.least(size)
+        return (room, shelves.first(room)) if room else (0, -1)
+    for looks, (room, place) in enumerate(shelves.from_least(size)):
+        if looks == _LOOKS:
+            break
+        for i, weight in weights:
+            if to_spare[i][place] < weight:
+                break
+        else:
+            return room, place
+    else:
+        return 0, -1
     fits = rooms >= size
-    for row, weight in zip(spare, weights, strict=True):
-        fits &= row >= weight
+    for i, weight in weights:
+        fits &= spare[i] >= weight
     found = np.flatnonzero(fits)
-    return int(found[np.argmin(rooms[found])]) if len(found) else -1
+    if not len(found):
+        return 0, -1
+    place = int(found[np.argmin(rooms[found])])
+    return int(rooms[place]), place

@@ -15,8 +15,8 @@ from dataloader_balancers.assign.ranks import task as placement
 from dataloader_balancers.pack.bins import Bins
 from dataloader_balancers.pack.pieces import Task
 
-# Of more pieces levelling alone leaves so little that this would take longer than all the rest.
-FEW = 1024
+# With more pieces levelling alone leaves so little that this would take longer than all the rest.
+FEW = 400
 _STEPS = 64
 
 
@@ -25,12 +25,12 @@ def exchanged(task: Task, result: NDArray[np.int32]) -> NDArray[np.int32]:
 
     Of more than `FEW` pieces, `result` itself.
     """
+    if task.num_sequences == 1 or not 2 <= int(np.count_nonzero(result >= 0)) <= FEW:
+        return result
     # In an order that arrival has no part in: the search breaks ties by index.
     keys: list[NDArray[np.generic]] = [result, *task.weights, task.price, task.sizes, task.urgency]
     order = np.lexsort(keys)
     placed = order[result[order] >= 0]
-    if task.num_sequences == 1 or not 2 <= len(placed) <= FEW:
-        return result
     caps = [Cap("tokens", task.sizes[placed], task.capacity)]
     caps += [
         Cap("weight", weights[placed], cap) for weights, cap in zip(task.weights, task.caps, strict=True)

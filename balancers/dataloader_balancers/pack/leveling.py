@@ -32,11 +32,15 @@ _ROUND = 8
 _TRIES = 8
 
 
+Work = Literal["excess", "cost"]
+WORK: tuple[Work, ...] = ("excess", "cost")
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """How to level: by which work, and how many dear pieces a sequence gets before it is filled."""
 
-    work: Literal["excess", "cost"]
+    work: Work
     dealt: int
 
 
@@ -51,8 +55,8 @@ def leveled(task: Task, way: Way) -> NDArray[np.int32]:
         part = level[dear[level]]
         _deal(task, bins, work, part[np.lexsort((-task.sizes[part], -work[part]))])
         rest = level[bins.result[level] < 0]
-        if rate > 0 and len(rest):
-            tokens = int(task.sizes[rest].sum())
+        tokens = int(task.sizes[rest].sum())
+        if rate > 0 and tokens < int(bins.free[0].sum()):
             bins.fill(rest, _allowance(bins.free[0], task.loads(bins.result) / rate, tokens))
             rest = rest[bins.result[rest] < 0]
         bins.fill(rest)

@@ -15,7 +15,7 @@ from dataloader_balancers.pack.search import searched
 
 # The first of the best is taken; of many pieces only the first is tried.
 _WAYS = (Way("cost", 8), Way("cost", 64), Way("cost", 2), Way("cost", 1), Way("excess", 4))
-_TRY_ALL_UP_TO = 4096
+_TRY_ALL_UP_TO = 512
 
 
 def variable(

@@ -43,12 +43,12 @@ def spread(stream, step, num_sequences):
     return imbalance(np.bincount(step.sequence, COST.of_documents(stream[step.keys]), num_sequences))
 
 
-@pytest.mark.parametrize("num_sequences", [4, 8])
-def test_steps_of_a_long_tail_become_level_at_half_a_step_of_delay(num_sequences):
+@pytest.mark.parametrize(("num_sequences", "most"), [(4, 1.03), (8, 1.04)])
+def test_steps_of_a_long_tail_become_level_at_half_a_step_of_delay(num_sequences, most):
     stream, steps = run(num_sequences, 120)
     tokens = np.concatenate([stream[step.keys] for step in steps])
     delay = np.concatenate([step.age for step in steps])
-    assert np.mean([spread(stream, step, num_sequences) for step in steps]) <= 1.03
+    assert np.mean([spread(stream, step, num_sequences) for step in steps]) <= most
     assert (tokens * delay).sum() / tokens.sum() <= 0.5
     assert delay.max() <= 34  # 32, and what may not find room at once
     stream, steps = run(num_sequences, 120, max_age=0)  # nothing waits
@@ -114,7 +114,7 @@ def test_alike_documents_are_no_outliers_however_long():
         ({"costs": [1.0, np.nan]}, "piece 1 costs nan"),
         ({"num_sequences": 0}, "got 0 of 8"),
         ({"tolerance": np.nan}, "got 2 of 8, nan"),
-        ({"max_age": -1}, "0.1, -1"),
+        ({"max_age": -1}, "0.12, -1"),
     ],
 )
 def test_impossible_arguments_are_named(arguments, found):
