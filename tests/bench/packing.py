@@ -92,13 +92,31 @@ def report(lengths: Ints, name: str, sequence: int, count: int, tokens: float, c
 def waiting(_: Ints) -> None:
     print("128K long tail, sequences up to 1.25x; lognormal(median 1,000, sigma 1.6) up to 131,072 tokens")
     for count, steps in ((4, 200), (8, 150), (32, 60)):
+        print(f"  {count:2} sequences, packed as it comes: spread {as_it_comes(count, steps):.3f}")
         for name, max_age in (("nothing waits", 0), ("outliers wait", 32)):
             print(f"  {count:2} sequences, {name}: {stream(count, steps, max_age)}")
 
 
+def tail(count: int, steps: int) -> Ints:
+    drawn = np.random.default_rng(0).lognormal(np.log(1000), 1.6, count * steps * 60)
+    return np.clip(drawn, 16, CONTEXT).astype(np.int64)
+
+
+def as_it_comes(count: int, steps: int) -> float:
+    """Mean spread of sequences that each end where the next document has no room."""
+    loads, load, room = [], 0.0, CONTEXT
+    lengths = tail(count, steps)
+    for length, cost in zip(lengths.tolist(), COST.of_documents(lengths).tolist(), strict=True):
+        if length > room:
+            loads.append(load)
+            load, room = 0.0, CONTEXT
+        load, room = load + cost, room - length
+    whole = np.array(loads[: len(loads) // count * count]).reshape(-1, count)
+    return float((whole.max(axis=1) / whole.mean(axis=1)).mean())
+
+
 def stream(count: int, steps: int, max_age: int) -> str:
-    tail = np.random.default_rng(0).lognormal(np.log(1000), 1.6, count * steps * 60)
-    lengths = np.clip(tail, 16, CONTEXT).astype(np.int64)
+    lengths = tail(count, steps)
     queue, at = Queue(), 0
     spreads, seconds, held, delay, oldest = [], [], 0, 0, 0
     for number in range(steps):
