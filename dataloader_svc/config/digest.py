@@ -104,6 +104,8 @@ def config_hash(config: Config, base_dir: Path) -> str:
         plan["pack_code"] = _code_hash(config.strategy.pack, base_dir)
     plan["cost"] = [config.strategy.cost, *_cost_files(config, base_dir)]
     plan["overdraw"] = config.strategy.overdraw
+    if config.strategy.fill != 1:
+        plan["fill"] = config.strategy.fill
     plan["num_samples"] = config.global_batch.samples
     if config.last_batch == "drop":
         plan["full_in"] = config.global_batch.unit

@@ -44,6 +44,7 @@ class Rules:
     batch_unit   what the size of a step was given in. In samples it is `num_samples`, and `num_sequences` is
                  None: as many as they need; else it is `num_sequences`, and `num_samples` is None
     whole        sources whose samples are never cut: preference pairs
+    fill         share of the sequences' room that the tokens of a step take
     """
 
     names: tuple[str, ...]
@@ -61,6 +62,7 @@ class Rules:
     too_long: Mapping[str, TooLong]
     bad_limit: Mapping[str, BadLimit]
     whole: frozenset[str] = frozenset()
+    fill: float = 1.0
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -86,6 +88,7 @@ class Rules:
                 for name, source in config.sources.items()
             },
             whole=frozenset(name for name, source in config.sources.items() if source.preference is not None),
+            fill=config.strategy.fill,
         )
 
     @property
@@ -94,7 +97,7 @@ class Rules:
         if self.num_samples is not None:
             return self.num_samples
         assert self.num_sequences is not None, "a step has its size in one unit"
-        return self.num_sequences * self.sequence_length
+        return max(1, int(self.num_sequences * self.sequence_length * self.fill))
 
     @property
     def wanted(self) -> int:

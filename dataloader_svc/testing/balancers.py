@@ -121,6 +121,11 @@ class PackerContract:
             fits = [left >= weights[piece] for (weights, _), left in zip(caps, room, strict=True)]
             assert not np.logical_and.reduce(fits).any()
 
+    def test_a_million_tokens_and_a_million_alike(self, packer: Packer) -> None:
+        assert packer(np.array([1_000_000, 1]), 2, 1_000_000).min() >= 0
+        alike = packer(np.full(1_000_000, 4), 1000, 4000)
+        assert np.bincount(alike, minlength=1000).tolist() == [1000] * 1000
+
     def test_skewed_lengths_fill_sequences(self, packer: Packer) -> None:
         for seed in range(5):
             lengths = _skewed(2000, 8192, seed)
@@ -159,6 +164,8 @@ class PackerContract:
             ([9, 1, 1], r"piece 0 has 9 tokens; allowed are 1 to 8"),
             ([4, 40, 7, 0], r"piece 1 has 40 tokens; .*\(and 1 more"),
             ([2.5, 1.0], r"float64"),
+            ([4.0, float("nan")], r"float64"),
+            ([4, 2**62], r"piece 1 has 4611686018427387904 tokens"),
             ([[1, 2]], r"shape \(1, 2\)"),
         ],
     )
@@ -171,6 +178,10 @@ class PackerContract:
         [
             ({"num_sequences": 0}, "at least one sequence"),
             ({"capacity": 0}, "at least one sequence"),
+            ({"capacity": 2**50}, "1125899906842624 tokens; at most"),
+            ({"num_sequences": 2**40}, "1099511627776 sequences"),
+            ({"limits": [Limit("patches", [0, 0, 0], -1)]}, "the cap on patches is -1"),
+            ({"costs": [1.0, np.inf, 1.0]}, "piece 1 costs inf"),
             ({"priority": [1]}, r"priority .* 3 pieces"),
             ({"costs": [1.0]}, r"costs .* 3 pieces"),
             ({"costs": [1.0, np.nan, 1.0]}, "piece 1 costs nan"),

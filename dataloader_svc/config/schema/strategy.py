@@ -121,6 +121,14 @@ class Strategy(Model):
         description="Share of a step's tokens drawn beyond its capacity, so that the packer has small "
         "pieces to fill gaps with; what does not fit waits, first in line for the next step.",
     )
+    fill: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of its sequences' room that a step's tokens take, where `global_batch` is in "
+        "tokens or sequences. With 0.8 and `pack: variable`, sequences are up to 1.25 times as long as the mean: "
+        "shorter where documents are long, so that all are equal work.",
+    )
     steps: list[dict[str, Any] | str] = Field(
         default=[],
         description="In place of the fields above: the primitives `mix`, `cost`, `pack`, `distribute`, "

@@ -86,6 +86,7 @@ def test_the_plan_hash_ignores_the_mesh_and_sees_the_weights(tmp_path: Path) -> 
     assert config_hash(config(mesh={"dp": 4}), tmp_path) == base
     assert config_hash(config(loader={"count": 5}), tmp_path) == base
     assert config_hash(config(mixture={"schedule": [{"step": 0, "a": 2, "b": 1}]}), tmp_path) != base
+    assert config_hash(config(strategy={"fill": 0.8}), tmp_path) != base
 
 
 def test_what_lies_beside_the_vocabulary_counts(tmp_path: Path) -> None:

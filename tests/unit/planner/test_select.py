@@ -82,6 +82,34 @@ def test_a_step_holds_exactly_its_sequences_and_no_more_than_fits():
         state = selected.state
 
 
+def test_sequences_of_unequal_length_are_equal_work():
+    """The long ones are dear; four fifths of the room are taken, so that others can be longer."""
+    strategy = {
+        "pack": "variable",
+        "fill": 0.8,
+        "overdraw": 0.0,
+        "cost": {"llm": {"linear": 1.0, "quadratic": 1 / 64}},
+    }
+    config = plan_config({"a": 1}, sequences=4, sequence_length=100, strategy=strategy)
+    lengths = [60, 3, 5, 4, 7, 2, 9, 5, 4, 3, 6, 8, 5, 4, 7, 3, 2, 6] * 12
+    rules, sources = Rules.of(config), ScriptedSources.of_lengths({"a": lengths})
+    state, supplies = initial(rules), stocked(sources, 100)
+    widths = []
+    for _ in range(4):
+        selected = select(rules, state, supplies)
+        assert isinstance(selected, Selected)
+        assert 0.8 * 400 - 60 < selected.pieces.tokens < 0.8 * 400 + 60  # to within a document
+        tokens = np.add.reduceat(selected.pieces.length, selected.sequence_offsets[:-1])
+        work = np.add.reduceat(
+            rules.llm_cost.of_documents(selected.pieces.length), selected.sequence_offsets[:-1]
+        )
+        assert tokens.max() <= 100
+        assert work.max() <= 1.05 * work.mean()
+        widths.append(np.ptp(tokens))
+        state = selected.state
+    assert max(widths) >= 10
+
+
 def test_what_has_waited_long_is_placed_before_what_is_longer():
     config = plan_config({"a": 1}, sequences=1, sequence_length=20)
     rules = Rules.of(config)
