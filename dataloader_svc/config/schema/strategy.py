@@ -126,8 +126,8 @@ class Strategy(Model):
         gt=0,
         le=1,
         description="Share of its sequences' room that a step's tokens take, where `global_batch` is in "
-        "tokens or sequences. With 0.8 and `pack: variable`, sequences are up to 1.25 times as long as the mean: "
-        "shorter where documents are long, so that all are equal work.",
+        "tokens or sequences. With 0.8 and `pack: variable`, sequences are up to 1.25 times as long as the "
+        "mean: shorter where documents are long, so that all are equal work.",
     )
     steps: list[dict[str, Any] | str] = Field(
         default=[],
