@@ -9,6 +9,7 @@
     │   └── BadSample        one row or one medium; quarantined, the job goes on
     ├── StateError           a state or a log that does not fit this job                     exit 4
     ├── StoreError           the state store is corrupt, locked or lost                      exit 5
+    │   ├── StoreUnreachable it gives no answer; what was asked may have happened
     │   ├── StoreConflict    somebody else wrote that record: definite, nothing was written
     │   └── NotLeader        our lease is gone: stop acting
     ├── PeerError            another process is gone or slow. Retryable                      exit 6
@@ -114,6 +115,10 @@ class StoreError(DataloaderError):
     """The state store can't be opened, read or written."""
 
     exit_code = 5
+
+
+class StoreUnreachable(StoreError):
+    """The state store gives no answer: it is down, or somewhere else."""
 
 
 class StoreConflict(StoreError):

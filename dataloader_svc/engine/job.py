@@ -22,7 +22,7 @@ from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.serving import RENEW_S, Serving
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import ConfigError, StoreError
-from dataloader_svc.store.base import Store
+from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
 
 log = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ class Job:
             await self._engine.close()
         await _cancel(asyncio.all_tasks())
         if self._serving is not None:
-            with contextlib.suppress(StoreError):  # it expires by itself
-                await self._serving.end()
+            with contextlib.suppress(StoreError, TimeoutError):  # it expires by itself
+                await asyncio.wait_for(self._serving.end(), LEAVE_S)
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
 

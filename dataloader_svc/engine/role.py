@@ -22,9 +22,10 @@ from dataloader_svc.clock import SystemClock
 from dataloader_svc.engine.child import ChildContext, run_child
 from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
+from dataloader_svc.errors import StoreUnreachable
 from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.status import RoleName
-from dataloader_svc.store.base import Store
+from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ async def run_role(
 
     A shadow does all but to say that it is there, until it is told whose place it takes.
     """
-    store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
+    store = await _opened(spec, context)
+    if store is None:
+        return
     name = f"{role}-shadow-{index}" if shadow else f"{role}-{index}"
     written = log_path(spec.run_dir, name)
     log_file = written if written.exists() else None  # a person who starts a role sees what it says
@@ -102,6 +105,16 @@ async def run_role(
     finally:
         await service.stop()
         await asyncio.to_thread(store.close)
+
+
+async def _opened(spec: JobSpec, context: ChildContext) -> Store | None:
+    """The store, waited for: the supervisor has opened it before. None: the role was asked to stop."""
+    while not context.stop_requested.is_set():
+        try:
+            return await asyncio.to_thread(open_store, spec.store, spec.base_dir)
+        except StoreUnreachable as error:
+            log.warning("%s", error)
+    return None
 
 
 async def _stood_by(service: Any, store: Store, key: str, address: str, context: ChildContext) -> bool:
@@ -160,7 +173,7 @@ async def _heartbeat(store: Store, key: str, address: str) -> None:
             await _register(store, key, address)
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):  # leaving: the entry expires by itself
-            await asyncio.shield(asyncio.to_thread(store.delete, key))
+            await asyncio.wait_for(asyncio.to_thread(store.delete, key), LEAVE_S)
         raise
 
 

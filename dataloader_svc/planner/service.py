@@ -40,7 +40,7 @@ from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import BlockId
-from dataloader_svc.store.base import Store
+from dataloader_svc.store.base import LEAVE_S, Store
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ class PlannerService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._loaders.close()
-        with contextlib.suppress(StoreError):
-            await self._journal.release()
+        with contextlib.suppress(StoreError, TimeoutError):
+            await asyncio.wait_for(self._journal.release(), LEAVE_S)
         if not self.failed.done():
             self.failed.cancel()
 

@@ -23,6 +23,8 @@ from dataloader_svc.clock import Clock
 from dataloader_svc.registry import Registry
 
 MAX_KEY_LENGTH = 512
+LEAVE_S = 2.0
+"""What whoever ends gives the store for a last word, such as giving a lease back: it may be away."""
 
 
 @dataclass(frozen=True, slots=True)

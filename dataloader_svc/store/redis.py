@@ -7,10 +7,10 @@
 with redis-py's own options behind `?` (`ssl_ca_certs=...`), and ours: `job`, by which jobs share a server,
 and `replicas=N`, which has every lasting write wait for N replicas.
 
-Each call is one script (`redis.lua`), which Redis runs alone. A lost connection is tried again for
-`PATIENCE_S`: every call carries its client's name and a number, and one that had arrived before is answered a
-second time, not done a second time (as in RIFL, Lee et al., SOSP 2015). One that arrives late, after a newer
-call of the same client, does nothing.
+Each call is one script (`redis.lua`), which Redis runs alone. A lost connection is tried again, for
+`FIRST_PATIENCE_S` when the store is opened and for `PATIENCE_S` from then on: every call carries its client's
+name and a number, and one that had arrived before is answered a second time, not done a second time (as in
+RIFL, Lee et al., SOSP 2015). One that arrives late, after a newer call of the same client, does nothing.
 
 What survives is up to the server: docs/store.md says which settings keep what the plan log promises, and
 `open_redis` says so in the log where they don't. Wall clock: the server's own, one for all hosts.
@@ -18,13 +18,14 @@ What survives is up to the server: docs/store.md says which settings keep what t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -34,21 +35,23 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 import tenacity
 
 from dataloader_svc.clock import Clock, SystemClock
-from dataloader_svc.errors import ConfigError, NotLeader, StoreConflict, StoreError
+from dataloader_svc.errors import ConfigError, NotLeader, StoreConflict, StoreError, StoreUnreachable
 from dataloader_svc.store.base import STORES, Lease, Store, check_key, shown
 from dataloader_svc.store.checksum import checksum, entry_place, record_place
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 15.0  # a restart with a log of some hundred MB takes seconds; a failover by sentinels, ten
+FIRST_PATIENCE_S = 15.0  # who mistyped the address is told soon; a failover by sentinels takes ten
+PATIENCE_S = 600.0  # for a person to start it again, or a machine; until then the job stands still
+_SAY_AGAIN_S = 30.0
 _REQUEST_S = 5.0
 _REPLICAS_S = 2.0  # how long a write waits for them
 _OLDEST = (6, 2)
 _PARTS = ("calls", "entries", "names", "expiry", "leases", "tokens", "last_token")
 _SCRIPT = resources.files("dataloader_svc.store").joinpath("redis.lua").read_text(encoding="utf-8")
 _RISK = (
-    "Nothing that was acknowledged is lost by this. Batches that are built are still delivered, and planning "
-    "goes on when the store is back; a service that is started meanwhile waits for it"
+    "Nothing that was acknowledged is lost by this; batches that are built are still delivered, and what was "
+    "asked is asked again when it is back"
 )
 
 
@@ -71,7 +74,8 @@ class RedisStore:
         self._replicas = replicas
         self.where = where
         self._lock = threading.Lock()
-        self._retrying = _retrying(_library(where))
+        self._closing = threading.Event()
+        self._retrying = _retrying(_library(where), where, PATIENCE_S, self._closing)
         self._client = uuid.uuid4().hex[:16]
         self._number = 0
         self._closed = False
@@ -155,22 +159,23 @@ class RedisStore:
         self._write("release", lease.name, lease.token)
 
     def close(self) -> None:
+        self._closing.set()  # who waits for a server that is away holds the lock
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            with self._translated():
+            with contextlib.suppress(StoreUnreachable), translated(self.where):  # it forgets us by itself
                 try:
                     self._run("goodbye", self._client, self._number + 1, (), "")
                 finally:
                     self._server.close()
 
     def _read(self, action: str, *arguments: Any, log: str = "") -> Any:
-        with self._lock, self._translated():
+        with self._lock, translated(self.where, PATIENCE_S):
             return self._run(action, "", "", arguments, log)
 
     def _write(self, action: str, *arguments: Any, log: str = "", lasting: bool = True) -> Any:
-        with self._lock, self._translated():
+        with self._lock, translated(self.where, PATIENCE_S):
             self._number += 1
             answer = self._run(action, self._client, self._number, arguments, log)
             if answer[0] == b"late":
@@ -211,14 +216,9 @@ class RedisStore:
             )
         return data
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        with translated(self.where):
-            yield
 
-
-@contextmanager
-def translated(where: str) -> Iterator[None]:
+@contextlib.contextmanager
+def translated(where: str, patience_s: float = 0.0) -> Iterator[None]:
     """Errors of Redis as StoreErrors that name the server, what is at risk, and what to do."""
     redis: Any = _library(where)
     try:
@@ -226,8 +226,8 @@ def translated(where: str) -> Iterator[None]:
     except redis.AuthenticationError as error:
         raise StoreError(f"{where}: {error}: give user and password in the store's URL") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise StoreError(
-            f"{where}: can't be reached for {PATIENCE_S:g} s ({error}). {_RISK}. Start it again, or correct "
+        raise StoreUnreachable(
+            f"{where}: can't be reached for {patience_s:g} s ({error}). {_RISK}. Start it again, or correct "
             "`store:`"
         ) from error
     except redis.OutOfMemoryError as error:
@@ -256,12 +256,12 @@ def open_redis(scheme: str, rest: str, base_dir: Path, clock: Clock) -> Store:  
     if not replicas.isdecimal() or (int(replicas) and scheme.endswith("+cluster")):
         raise ConfigError(f"store: {where!r}: replicas must be a number, and 0 with a cluster")
     redis = _library(where)
-    with translated(where):
+    with translated(where, FIRST_PATIENCE_S):
         try:
             server = _client(redis, parts._replace(query=urlencode(options)))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"store: {where!r}: {error}") from None
-        for info in _retrying(redis)(_infos, server):
+        for info in _retrying(redis, where, FIRST_PATIENCE_S, threading.Event())(_infos, server):
             _look_at(info, where)
     wall = None if isinstance(clock, SystemClock) else clock
     return RedisStore(server, job, clock=wall, replicas=int(replicas), where=where)
@@ -342,8 +342,18 @@ def _look_at(info: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _retrying(redis: Any) -> tenacity.Retrying:
-    """Repeats what a restart, a failover or a lost connection explains, for PATIENCE_S."""
+def _retrying(redis: Any, where: str, patience_s: float, closing: threading.Event) -> tenacity.Retrying:
+    """Repeats what a restart, a failover or a lost connection explains, until `closing`; says so at times."""
+    said = -_SAY_AGAIN_S
+
+    def say(state: tenacity.RetryCallState) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if (state.seconds_since_start or 0.0) > 1.0 and now - said > _SAY_AGAIN_S:
+            said = now
+            problem = None if state.outcome is None else state.outcome.exception()
+            log.warning("%s: waiting for it, %g s at most (%s)", where, patience_s, problem)
+
     passing = (
         redis.ConnectionError,
         redis.TimeoutError,
@@ -358,7 +368,9 @@ def _retrying(redis: Any) -> tenacity.Retrying:
             lambda error: isinstance(error, passing) and not isinstance(error, lasting)
         ),
         wait=tenacity.wait_random_exponential(multiplier=0.02, max=1.0),
-        stop=tenacity.stop_after_delay(PATIENCE_S),
+        stop=tenacity.stop_any(tenacity.stop_after_delay(patience_s), tenacity.stop_when_event_set(closing)),
+        sleep=tenacity.sleep_using_event(closing),
+        before_sleep=say,
         reraise=True,
     )
 

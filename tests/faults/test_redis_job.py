@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from dataloader_client import DataServiceLoader, Mesh
+from dataloader_svc.store.redis import FIRST_PATIENCE_S
 from reading import Reader, assert_equal
 from real_job import job_values, run_cli, serve, write_config
 from redis_server import needs_redis, redis_server
@@ -49,3 +50,23 @@ def test_the_store_and_the_roles_die(data: Path, tmp_path: Path) -> None:
         ):
             loader.load_state_dict(state)
             assert next(loader).step == 5 * ROUND
+
+
+def test_an_outage_longer_than_a_start_may_take(data: Path, tmp_path: Path) -> None:
+    """Whoever runs waits for the store, also a role that starts meanwhile; a service is stopped in it too."""
+    with redis_server(tmp_path / "redis") as server:
+        config = write_config(tmp_path / "job.yaml", job_values(data, store=f"redis://{server.address}/0"))
+        with serve(config) as served, Reader(served.address) as reader:
+            reader.allow(ROUND)
+            reader.wait()
+            server.kill()
+            served.roles()["planner-0"].kill()
+            reader.allow(2 * ROUND)
+            threading.Event().wait(FIRST_PATIENCE_S + 3)  # the outage
+            assert served.process.poll() is None
+            server.start()
+            reader.wait()
+            assert sorted(reader.steps) == list(range(3 * ROUND))
+            reader.close()
+            server.kill()
+            assert served.stop() == 0, served.stderr

@@ -35,7 +35,8 @@ def store(server: RedisServer, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "PATIENCE_S", 0.3)
+    for name in ("FIRST_PATIENCE_S", "PATIENCE_S"):
+        monkeypatch.setattr(redis_store, name, 0.3)
 
 
 def test_what_was_acknowledged_survives_kill_9(server: RedisServer, store: Store) -> None:
