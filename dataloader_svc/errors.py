@@ -28,6 +28,7 @@ Where an error passes through a layer that knows more of the place, the layer ad
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class DataloaderError(Exception):
@@ -166,3 +167,16 @@ class SessionSuperseded(DataloaderError):
     """Ranks have joined with another mesh or state: the plans of this session are no longer made."""
 
     exit_code = 4
+
+    @classmethod
+    def of(cls, session: int, now: int) -> Self:
+        """What readers of `session` are told when `now` is served instead; 0: none is."""
+        if now:
+            return cls(
+                f"session {session} is over: ranks joined with another mesh or state, and session {now} is "
+                "served now; join again, all ranks with the same mesh and state"
+            )
+        return cls(
+            f"session {session} is over, and none has begun since: the service was started with another "
+            "store or configuration; join again, all ranks with the same mesh and state"
+        )

@@ -22,8 +22,8 @@ from dataloader_svc.constructor import core
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.reports import Reports
-from dataloader_svc.constructor.session import Session, Surroundings, superseded
-from dataloader_svc.errors import MeshError, PeerError, VersionError
+from dataloader_svc.constructor.session import Session, Surroundings
+from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, VersionError
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.store.base import Store
 
@@ -145,10 +145,10 @@ class ConstructorService:
             planner = await self._peers.planner()
             found = await planner.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=CALL_TIMEOUT_S)
             if found.session != number:
-                raise superseded(number, found.session)
+                raise SessionSuperseded.of(number, found.session)
             self._session = Session(self._surroundings, number, found.mesh)
             if former is not None:
-                await former.end(former.failure or superseded(former.number, number))
+                await former.end(former.failure or SessionSuperseded.of(former.number, number))
             return self._session
 
     def _check_place(self, session: Session, rank: Rank) -> None:

@@ -36,7 +36,6 @@ from dataloader_svc.errors import (
     NotLeader,
     PeerError,
     RoleFailed,
-    SessionSuperseded,
 )
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.sample import RowRef, SampleId
@@ -323,11 +322,3 @@ def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:
         "metrics": {**placed.record.metrics, **placed.metrics},
         "trace": {"probe_wait": placed.probe_wait_seconds, "plan": placed.plan_seconds},
     }
-
-
-def superseded(number: int, by: int) -> SessionSuperseded:
-    """What readers of a session are told when another one is served."""
-    return SessionSuperseded(
-        f"session {number} is over: ranks joined with another mesh or state, and session {by} is served now; "
-        "join again, all ranks with the same mesh and state"
-    )

@@ -440,11 +440,7 @@ class PlannerService:
             raise PeerError("the planner is stopping; it will be back")
         now = self._session.number if self._session is not None else 0
         if session != now:
-            raise SessionSuperseded(
-                f"session {session} is over: ranks joined with another mesh or state"
-                + (f", and session {now} is served now" if now else "")
-                + "; join again, all ranks with the same mesh and state"
-            )
+            raise SessionSuperseded.of(session, now)
 
     async def _place(self, plan: Plan, number: int) -> plan_pb2.PlacedPlan:
         addresses = await self._loaders.addresses()

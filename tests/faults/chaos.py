@@ -53,6 +53,7 @@ from redis_server import RedisServer, free_port, redis_server
 
 MESHES = (Mesh(), Mesh(dp=2), Mesh(dp=4), Mesh(cp=2), Mesh(dp=2, cp=2), Mesh(dp=2, tp=2))
 OUTAGE_S = (0.05, 1.0)
+FORGETS = 0.3
 ROLES = ("planner-0", "loader-0", "loader-1", "constructor-0")
 
 Contents = dict[Span, str]
@@ -108,6 +109,7 @@ class Chaos:
         self.report = Report(self.seed)
         self.history: dict[int, Contents] = {}
         self.kept: dict[int, StepDelivery] = {}
+        self._passed_over: dict[int, list[tuple[str, int, int]]] = {}  # by step, of stores that are gone too
         self._rng = keyed_rng(self.seed, "chaos")
         self._port = free_port()
         self._stack = ExitStack()
@@ -119,6 +121,9 @@ class Chaos:
         with self._stack:
             self._serve()
             while more(self.report):
+                if self.redis is None and self._rng.random() < FORGETS:
+                    self.report.events["service forgets"] += 1
+                    self._service_forgets()
                 mesh = MESHES[int(self._rng.integers(len(MESHES)))]
                 state = self._life(mesh, state, say)
         self._judge(say)
@@ -210,8 +215,6 @@ class Chaos:
         events = [self._kill, self._kill, self._stop, self._stop, self._two, self._all, self._service]
         if self.redis is not None:
             events += [self._store_dies, self._store_is_full, self._store_and_planner]
-        else:
-            events += [self._service_forgets]
         event = events[int(self._rng.integers(len(events)))]
         self.report.events[event.__name__.strip("_").replace("_", " ")] += 1
         event()
@@ -255,8 +258,9 @@ class Chaos:
         self._serve()
 
     def _service_forgets(self) -> None:
-        """The same, and its store is gone: what the trainers' states say must do."""
+        """The same, and its store is gone with the machine, as the trainers are: their states must do."""
         self._end_service()
+        self._read_passed_over()
         for path in (self.config.parent / ".dataloader-svc").glob("*.db*"):
             path.unlink()
         self._serve()
@@ -324,18 +328,20 @@ class Chaos:
 
     def _skipped(self, steps: int) -> list[tuple[str, int, int]]:
         """Positions that the records of the kept steps pass over."""
+        self._read_passed_over()
+        return [row for step, rows in self._passed_over.items() if step < steps for row in rows]
+
+    def _read_passed_over(self) -> None:
         spec = job_spec(self.loaded, self.loaded.base_dir, "127.0.0.1:0")
         with contextlib.closing(open_store(spec.store, spec.base_dir)) as store:
-            found: dict[int, list[tuple[str, int, int]]] = {}
             for part in lineage(store):
                 for record in read_records(store, part.generation):
-                    if part.first <= record.step < part.stop and record.step < steps:
-                        found[record.step] = [
+                    if part.first <= record.step < part.stop:
+                        self._passed_over[record.step] = [
                             (record.sources[row.source], row.epoch, row.position)
                             for row in record.skipped
                             if row.reason != Reason.FILTERED
                         ]
-        return [row for rows in found.values() for row in rows]
 
     def _undisturbed(self, steps: int) -> Iterator[tuple[int, Contents]]:
         keep = functools.partial(_kept, coords=Coords(), merge_rows=self.loaded.config.images.merge**2)

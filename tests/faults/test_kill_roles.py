@@ -24,6 +24,7 @@ ROUND = 10
 DP2 = Mesh(dp=2)
 POINTS = (
     "planner.plan_made",
+    "planner.plan_listed",
     "planner.plan_appended",
     "planner.plan_published",
     "store.append_written",
@@ -88,6 +89,7 @@ def test_killed_at_fault_points(
 ) -> None:
     rng = keyed_rng(seed, "fault points")
     faults = {point: f"{point}:kill:{rng.integers(1, 12)}" for point in POINTS}
+    faults["planner.joined"] = "planner.joined:kill:1"  # one rank joins once
     marks = tmp_path / "fired"
     marks.mkdir()
     environment = {"DATALOADER_FAULT": ",".join(faults.values()), "DATALOADER_FAULT_DIR": str(marks)}
