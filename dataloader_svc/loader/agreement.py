@@ -27,6 +27,7 @@ from dataloader_svc.sources.fields import NUMBERS
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.transforms.base import MEDIA_KINDS
 from dataloader_svc.transforms.tokenizers import Tokenizer
+from dataloader_svc.transforms.unicode import is_unicode
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def first_texts(reader: SourceReader, characters: int) -> Iterator[str]:
         for role in (role for role in reader.roles if role not in (*MEDIA_KINDS, *NUMBERS)):
             for row, value in enumerate(rows.columns[role]):
                 for text in _strings(value) if row not in rows.bad else ():
-                    if not _is_unicode(text):
+                    if not is_unicode(text):
                         continue
                     yield text[:characters]
                     characters -= len(text)
@@ -115,14 +116,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _key(tokenizer: Tokenizer, reader: SourceReader) -> str:

@@ -35,6 +35,7 @@ from dataloader_svc.sources.base import (
 )
 from dataloader_svc.sources.fields import describe_missing, is_text, row_values
 from dataloader_svc.sources.preference import PAIR_ROLES
+from dataloader_svc.transforms.unicode import is_unicode
 
 _CHUNK = 2**20
 _LONGEST_LINE = 16 * 2**20
@@ -167,7 +168,7 @@ def _checked(header: Sequence[str], record: _Record) -> list[str]:
         detail = f"{len(record.cells)} cells for {len(header)} columns; a delimiter outside quotes?"
         raise BadSample(Reason.BAD_RECORD, detail)
     for name, cell in zip(header, record.cells, strict=True):
-        if not _is_utf8(cell):
+        if not is_unicode(cell):
             raise BadSample(Reason.BAD_RECORD, f"column {name!r} is not UTF-8")
     return record.cells
 
@@ -177,7 +178,7 @@ def _header(path: str, records: Iterator[_Record]) -> list[str]:
     first = next(records, None)
     if first is None:
         raise SourceError(f"{path}: is empty; a CSV file must begin with the names of its columns")
-    if first.error is not None or not all(map(_is_utf8, first.cells)):
+    if first.error is not None or not all(map(is_unicode, first.cells)):
         raise SourceError(f"{path}: the header is not readable as CSV: {first.error or 'it is not UTF-8'}")
     twice = sorted({name for name in first.cells if first.cells.count(name) > 1})
     if twice:
@@ -268,11 +269,3 @@ class _Lines:
             raise SourceError(f"{self._path}: {error.strerror}") from error
         self._buffer, self._place = self._buffer[self._place :] + more, 0
         return bool(more)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

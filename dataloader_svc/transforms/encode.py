@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.transforms.tokenizers import Tokenizer
 from dataloader_svc.transforms.tokenizers.choose import first_difference
+from dataloader_svc.transforms.unicode import is_unicode
 
 _MOST_COMPARED = 2048
 """Characters of a segment that are compared. The reference may be 300 times slower than what it is held
@@ -42,21 +43,13 @@ def encode(tokenizer: Tokenizer, texts: list[str], inner: NDArray[np.bool_] | No
     try:
         return Segments(texts, inner, *tokenizer.encode_batch(texts, inner), ())
     except (UnicodeEncodeError, TypeError):
-        broken = tuple(i for i, text in enumerate(texts) if not _is_unicode(text))
+        broken = tuple(i for i, text in enumerate(texts) if not is_unicode(text))
         if not broken:
             raise
     texts = texts.copy()
     for i in broken:
         texts[i] = ""
     return Segments(texts, inner, *tokenizer.encode_batch(texts, inner), broken)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def differences(tokenizer: Tokenizer, segments: Segments, chosen: NDArray[np.int64]) -> dict[int, str]:

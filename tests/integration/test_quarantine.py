@@ -10,25 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from dataloader_client import DataServiceLoader, DataStoppedError
 from real_job import job_values, run_cli, serve, words, write_config
+from repairs import broken_in_the_middle, picture
 
 GOOD = 40
-
-
-def picture(colour: int) -> bytes:
-    buffer = io.BytesIO()
-    noise = Image.effect_noise((84, 84), 60).convert("RGB")
-    Image.blend(noise, Image.new("RGB", (84, 84), (colour, 100, 50)), 0.5).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
-
-
-def broken_in_the_middle(data: bytes) -> bytes:
-    """A JPEG whose header and end are whole, so that only decoding finds out."""
-    cut = len(data) // 2
-    return data[:cut] + bytes(200) + data[cut + 200 :]
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

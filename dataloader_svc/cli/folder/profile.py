@@ -20,6 +20,7 @@ from dataloader_svc.media.sniff import Kind, kind_of_suffix, sniff
 from dataloader_svc.sources.base import Rows
 from dataloader_svc.sources.values import medium_value, wrong_type
 from dataloader_svc.transforms.plain_text import NO_UNICODE
+from dataloader_svc.transforms.unicode import is_unicode
 
 LOOKED_AT = 200
 """Rows that decide on a profile, at least, where there are so many."""
@@ -179,7 +180,7 @@ class Judge:
         while stack:
             value = stack.pop()
             if isinstance(value, str):
-                if not _is_unicode(value):
+                if not is_unicode(value):
                     raise NO_UNICODE
                 kind = _kind_of_path(value)
                 if kind is not None and of.holds == "any" and _is_there(self.folder / value):
@@ -254,13 +255,5 @@ def _decodes(value: bytes) -> bool:
     try:
         value.decode()
     except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
         return False
     return True
