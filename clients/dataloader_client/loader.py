@@ -145,7 +145,7 @@ class DataServiceLoader:
             batches = split(frame)
             if self._microbatch:  # where steps are of so many samples, only now it shows how this one divides
                 self._checkpoint().check(self.mesh, len(batches))
-        except Exception:
+        except Exception:  # whatever it is, it is raised on
             running.stop_prefetch()  # the next call starts afresh, at the same step
             raise
         self._batches = batches

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import dataloader_svc
 from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
@@ -23,17 +22,24 @@ from dataloader_svc.config.digest import config_hash, read_digest
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     DataloaderError,
-    MeshError,
     PeerError,
     SessionSuperseded,
     StateError,
     StoreError,
 )
 from dataloader_svc.planner import core
+from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors, factors_at
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
-from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, num_microbatches, place
+from dataloader_svc.planner.messages import (
+    asked_mesh,
+    blocks_by_piece,
+    join_response,
+    mesh_message,
+    placed_plan,
+)
+from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.select import Rules
@@ -80,8 +86,8 @@ class PlannerService:
         self._adopting = False
         self._joining = asyncio.Lock()
         self._writing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._background = Background(lambda: self._background.start(self._wake()))
+        self.failed = self._background.failed
 
     # ---- life
 
@@ -89,7 +95,7 @@ class PlannerService:
         """Become leader (waits while another planner is), and take up what the store knows."""
         self._digests, self._config_hash = await asyncio.to_thread(self._hashes)
         await self._journal.lead(LEADER, self._owner, _LEASE_TTL_S)
-        self._start(self._keep_leading())
+        self._background.start(self._keep_leading())
         generation, session = await self._journal.load()
         if generation is None or generation.config_hash != self._config_hash:
             return
@@ -111,9 +117,7 @@ class PlannerService:
 
     async def stop(self) -> None:
         """End what runs and give the lease back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stop()
         await self._loaders.close()
         with contextlib.suppress(StoreError, TimeoutError):
             await asyncio.wait_for(self._journal.release(), LEAVE_S)
@@ -127,28 +131,6 @@ class PlannerService:
             async with self._joining:
                 await self._take_requests()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        """What nobody awaits must not fail unseen: it ends the role, which starts again from the store."""
-        self._tasks.discard(task)
-        if task.cancelled() or task.exception() is None or self.failed.done():
-            return
-        error = task.exception()
-        assert error is not None
-        self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self.failed.done():
-            return
-        log.error("planner: %s: %s", type(error).__name__, error)
-        self.failed.set_exception(error)
-        self.failed.exception()  # seen: the role may be stopping already
-        self._start(self._wake())
-
     # ---- the core
 
     def _apply(self, event: core.Event) -> None:
@@ -160,7 +142,7 @@ class PlannerService:
         try:
             self._carry_out(event)
         except Exception as error:
-            self._fail(error)
+            self._background.fail(error)
             raise
 
     def _carry_out(self, event: core.Event) -> None:
@@ -168,29 +150,29 @@ class PlannerService:
         for action in self._core.apply(event):
             match action:
                 case core.Describe(source, epoch):
-                    self._start(self._describe(source, epoch))
+                    self._background.start(self._describe(source, epoch))
                 case core.Lease(block):
-                    self._start(self._probe(block))
+                    self._background.start(self._probe(block))
                 case core.Reread(block):
-                    self._start(self._reread(block))
+                    self._background.start(self._reread(block))
                 case core.Release(block):
-                    self._start(self._loaders.release(block))
+                    self._background.start(self._loaders.release(block))
                 case core.Append(plan):
                     now = self._clock.monotonic()
                     waited = began - self._waiting_since if self._waiting_since is not None else 0.0
                     self._plan_seconds[plan.step] = (now - began, max(waited, 0.0))
                     self._waiting_since = now
                     faultpoint.point("planner.plan_made")
-                    self._start(self._append(plan))
+                    self._background.start(self._append(plan))
                 case core.Publish(plan):
                     self._keep(plan)
-                    self._start(self._wake())
+                    self._background.start(self._wake())
                 case core.EndOfData():
                     self._say_end(action)
-                    self._start(self._wake())
+                    self._background.start(self._wake())
                 case core.Stop(error):
                     log.error("planner: %s", error)
-                    self._start(self._wake())
+                    self._background.start(self._wake())
 
     def _say_end(self, end: core.EndOfData) -> None:
         left = f"{end.left_samples} samples, {end.left_tokens} tokens"
@@ -257,7 +239,7 @@ class PlannerService:
             raise StateError(
                 f"this service serves job {config.job!r}, not {request.job!r}: check the address"
             )
-        mesh = self._mesh(request)
+        mesh = asked_mesh(config, request)
         state = None
         if request.state_json:
             state = State.from_json(request.state_json)
@@ -266,37 +248,7 @@ class PlannerService:
             await self._take_requests()
             session, state = await self._enter(state, mesh)
         faultpoint.point("planner.joined")
-        return plan_pb2.JoinResponse(
-            session=session.number,
-            start_step=session.start_step,
-            mesh=_message(mesh),
-            job=config.job,
-            service_version=dataloader_svc.__version__,
-            config_digest=self._config_hash,
-            sources=self._rules.names,
-            num_microbatches=num_microbatches(
-                config.num_sequences or 0, mesh, config.global_batch.per_microbatch
-            ),
-            sequence_length=config.sequence_length,
-            layout=config.layout,
-            patch=config.images.patch,
-            merge=config.images.merge,
-            state_json=state.to_json(),
-        )
-
-    def _mesh(self, request: plan_pb2.JoinRequest) -> MeshSize:
-        if request.HasField("mesh"):
-            asked = request.mesh
-            mesh = MeshSize(*(max(size, 1) for size in (asked.dp, asked.cp, asked.tp, asked.pp)))
-        else:
-            default = self._config.mesh
-            mesh = MeshSize(default.dp, default.cp, default.tp, default.pp)
-        check_mesh(self._config, mesh)
-        for axis in ("dp", "cp", "tp", "pp"):
-            place_, size = getattr(request.coords, axis), getattr(mesh, axis)
-            if place_ >= size:
-                raise MeshError(f"{axis} rank {place_} is not in 0 to {size - 1} of mesh {mesh}")
-        return mesh
+        return join_response(config, self._config_hash, self._rules.names, session, state)
 
     async def _enter(self, state: State | None, mesh: MeshSize) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
@@ -394,7 +346,7 @@ class PlannerService:
                 await self._wake()
                 demand = await anext(demands, None)
         finally:
-            self._start(self._wake())
+            self._background.start(self._wake())
 
     def _demand(self, stream: object, up_to: int) -> None:
         state, before = self._core.state, max(self._wanted.values(), default=-1)
@@ -451,23 +403,14 @@ class PlannerService:
         placement = place(plan, session.mesh, self._strategy, () if factors is None else factors.parts)
         if self._calibration is not None:
             self._calibration.placed(number, plan.step, session.mesh, placement.work)
-        pieces = plan.pieces
-        rows = zip(pieces.source.tolist(), pieces.epoch.tolist(), pieces.block.tolist(), strict=True)
-        blocks = [BlockId(plan.sources[source], epoch, block) for source, epoch, block in rows]
-        plan_s, probe_wait_s = self._plan_seconds.get(plan.step, (0.0, 0.0))
-        return plan_pb2.PlacedPlan(
-            record=plan.to_message(),
-            session=number,
-            step=plan.step,
-            dp_rank=placement.dp_rank.tolist(),
-            microbatch=placement.microbatch.tolist(),
-            loader=addresses,
-            piece_loader=self._loaders.holders(blocks, addresses),
-            metrics=dict(placement.metrics),
+        return placed_plan(
+            plan,
+            session,
+            placement,
+            loaders=addresses,
+            piece_loader=self._loaders.holders(blocks_by_piece(plan), addresses),
             masked=masked_pieces(self._journal.masked, plan),
-            generation=session.generation,
-            plan_seconds=plan_s,
-            probe_wait_seconds=probe_wait_s,
+            seconds=self._plan_seconds.get(plan.step, (0.0, 0.0)),
         )
 
     # ---- Report
@@ -479,7 +422,7 @@ class PlannerService:
             wanted = self._calibration.proposal(self._newest_factors()) is not None
             if wanted and not self._adopting and len(self._journal.factors) < MOST_ENTRIES:
                 self._adopting = True
-                self._start(self._adopt(self._calibration))
+                self._background.start(self._adopt(self._calibration))
         return common_pb2.Empty()
 
     def _newest_factors(self) -> Factors | None:
@@ -506,13 +449,9 @@ class PlannerService:
             status.generation = generation.number
         if session is not None:
             status.session = session.number
-            status.mesh.CopyFrom(_message(session.mesh))
+            status.mesh.CopyFrom(mesh_message(session.mesh))
         if state is not None:
             status.next_step, status.state_json = state.step, state.to_json()
         if self._calibration is not None:
             status.calibration.CopyFrom(self._calibration.to_message(self._newest_factors()))
         return status
-
-
-def _message(mesh: MeshSize) -> common_pb2.Mesh:
-    return common_pb2.Mesh(dp=mesh.dp, cp=mesh.cp, tp=mesh.tp, pp=mesh.pp)

@@ -118,6 +118,6 @@ async def _feed(call: Any, requests: AsyncIterator[Message]) -> None:
         await call.done_writing()
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return
-    except Exception:
+    except Exception:  # whatever it is, it is raised on
         call.cancel()  # wakes the reader, who raises it
         raise

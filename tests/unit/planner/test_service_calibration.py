@@ -15,7 +15,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.planner.calibration import Factors, read_factors
 from dataloader_svc.testing.planning import plan_config
 
-from .test_service import LIMIT_S, World, scenario
+from .planner_world import LIMIT_S, World, scenario
 
 DP = 4
 LINEAR, SQUARE = 1e-3, 4e-3

@@ -18,7 +18,7 @@ from dataloader_svc.store.readmission_log import Readmission, Repaired, add_read
 from dataloader_svc.testing.planning import plan_config
 from dataloader_svc.testing.scripted_loader import ScriptedSources
 
-from .test_service import Heard, World, config, scenario
+from .planner_world import Heard, World, config, scenario
 
 BAD = (2, 5, 16)
 LENGTHS = [8, 5, 3] * 20
