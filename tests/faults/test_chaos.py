@@ -17,7 +17,7 @@ from redis_server import needs_redis
 )
 def test_a_bad_day(tmp_path: Path, seed: int, bad: bool, with_redis: bool) -> None:
     with made(tmp_path, seed, bad=bad, with_redis=with_redis) as chaos:
-        report = chaos.run(lambda so_far: so_far.events.total() < 6, print)
+        report = chaos.run(lambda so_far: so_far.events.total() < 9, print)
     print("\n".join(report.lines()))
     assert report.findings == []
     assert (report.lost, report.repeated) == (0, 0)
