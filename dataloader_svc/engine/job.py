@@ -21,7 +21,7 @@ from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.serving import RENEW_S, Serving
 from dataloader_svc.engine.spec import JobSpec
-from dataloader_svc.errors import ConfigError, StoreError
+from dataloader_svc.errors import ConfigError, NotLeader, StoreError
 from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
 
@@ -138,7 +138,12 @@ class Job:
                 done, _ = await asyncio.wait([failure], timeout=RENEW_S)
                 if done:
                     failure.result()
-                await serving.renew()
+                try:
+                    await serving.renew()
+                except NotLeader:
+                    raise
+                except StoreError as error:  # full, or away: nobody else can take the job meanwhile either
+                    log.warning("can't renew the right to serve: %s", error)
         finally:
             failure.cancel()
 

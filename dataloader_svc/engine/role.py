@@ -22,7 +22,7 @@ from dataloader_svc.clock import SystemClock
 from dataloader_svc.engine.child import ChildContext, run_child
 from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
-from dataloader_svc.errors import StoreUnreachable
+from dataloader_svc.errors import StoreError, StoreUnreachable
 from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.store.base import LEAVE_S, Store
@@ -170,7 +170,10 @@ async def _heartbeat(store: Store, key: str, address: str) -> None:
     try:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            await _register(store, key, address)
+            try:
+                await _register(store, key, address)
+            except StoreError as error:  # full, say: what it serves is as good as before
+                log.warning("can't renew %s: %s", key, error)
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):  # leaving: the entry expires by itself
             await asyncio.wait_for(asyncio.to_thread(store.delete, key), LEAVE_S)

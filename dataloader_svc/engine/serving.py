@@ -101,11 +101,11 @@ class Serving:
         return cls(store, lease)
 
     async def renew(self) -> None:
-        """To be called every RENEW_S. StoreError: another service has taken over."""
+        """To be called every RENEW_S. NotLeader: another service has taken over."""
         try:
             self._lease = await asyncio.to_thread(self._store.renew, self._lease)
         except NotLeader:
-            raise StoreError(f"the job was taken over by {await _who(self._store)}") from None
+            raise NotLeader(f"the job was taken over by {await _who(self._store)}") from None
 
     async def end(self) -> None:
         """Give it back, so that a successor need not wait."""

@@ -22,6 +22,7 @@ from dataloader_svc.config.digest import config_hash, read_digest
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     DataloaderError,
+    NotLeader,
     PeerError,
     SessionSuperseded,
     StateError,
@@ -127,7 +128,13 @@ class PlannerService:
     async def _keep_leading(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_S)
-            await self._journal.renew()
+            try:
+                await self._journal.renew()
+            except NotLeader:
+                raise
+            except StoreError as error:  # full, say: the fence still tells who leads
+                log.warning("planner: can't renew its lease: %s", error)
+                continue
             async with self._joining:
                 await self._take_requests()
 

@@ -343,7 +343,7 @@ def _look_at(info: Mapping[str, Any], where: str) -> None:
 
 
 def _retrying(redis: Any, where: str, patience_s: float, closing: threading.Event) -> tenacity.Retrying:
-    """Repeats what a restart, a failover or a lost connection explains, until `closing`; says so at times."""
+    """Repeats what a restart, a failover, a lost connection or want of room explains, until `closing`."""
     said = -_SAY_AGAIN_S
 
     def say(state: tenacity.RetryCallState) -> None:
@@ -358,6 +358,7 @@ def _retrying(redis: Any, where: str, patience_s: float, closing: threading.Even
         redis.ConnectionError,
         redis.TimeoutError,
         redis.ReadOnlyError,
+        redis.OutOfMemoryError,  # a script that finds no room has written nothing: Redis looks first
         redis.exceptions.ClusterDownError,
         redis.exceptions.MasterDownError,
         redis.exceptions.TryAgainError,

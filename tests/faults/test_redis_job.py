@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 from pathlib import Path
 
 from dataloader_client import DataServiceLoader, Mesh
+from dataloader_svc.engine.role import HEARTBEAT_S
 from dataloader_svc.store.redis import FIRST_PATIENCE_S
 from reading import Reader, assert_equal
 from real_job import job_values, run_cli, serve, write_config
@@ -70,3 +72,20 @@ def test_an_outage_longer_than_a_start_may_take(data: Path, tmp_path: Path) -> N
             reader.close()
             server.kill()
             assert served.stop() == 0, served.stderr
+
+
+def test_a_full_store_is_waited_for(data: Path, tmp_path: Path) -> None:
+    """Nothing can be appended and no lease renewed for a while: that ends and restarts nobody."""
+    with redis_server(tmp_path / "redis") as server:
+        config = write_config(tmp_path / "job.yaml", job_values(data, store=f"redis://{server.address}/0"))
+        with serve(config) as served, Reader(served.address) as reader:
+            reader.allow(4 * ROUND)
+            reader.wait(ROUND)
+            with closing(server.client()) as client:
+                client.config_set("maxmemory", "1mb")
+                served.wait_said("waiting for it")
+                threading.Event().wait(HEARTBEAT_S)  # all renewals of all roles fall into this
+                client.config_set("maxmemory", "0")
+            reader.wait()
+            assert "started again" not in served.stderr
+            assert "waiting for it" in (served.run_dir / "logs" / "planner-0.log").read_text()

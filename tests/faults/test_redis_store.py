@@ -153,13 +153,18 @@ def test_a_client_that_leaves_leaves_nothing(server: RedisServer, tmp_path: Path
 # ---- settings
 
 
-def test_full(server: RedisServer, store: Store) -> None:
-    store.put("a", b"1")
-    with closing(server.client()) as client:
+def test_full(server: RedisServer, tmp_path: Path, impatient: None) -> None:
+    with (
+        closing(server.client()) as client,
+        closing(open_store(server.url("job"), tmp_path)) as store,
+    ):
+        store.put("a", b"1")
         client.config_set("maxmemory", "1mb")
-    with pytest.raises(StoreError, match=r"it is full .*nothing was written. Raise its maxmemory"):
+        with pytest.raises(StoreError, match=r"it is full .*nothing was written. Raise its maxmemory"):
+            store.append(LOG, 0, bytes(2**20), fence=None)
+        assert store.last(LOG) is None
+        client.config_set("maxmemory", "0")
         store.append(LOG, 0, bytes(2**20), fence=None)
-    assert store.last(LOG) is None
 
 
 def test_a_server_that_would_throw_the_log_away_is_refused(tmp_path: Path) -> None:
