@@ -70,7 +70,3 @@ def _errors() -> tuple[type[Exception], ...]:
 def _text(error: Exception) -> str:
     lines = [*str(error).splitlines(), *(f"  {note}" for note in getattr(error, "__notes__", ()))]
     return "".join(f"error: {line}\n" if number == 0 else f"{line}\n" for number, line in enumerate(lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
 @contextlib.contextmanager
 def service(config: Path, store: Path) -> Iterator[str]:
     """A running `dataloader-svc serve`; yields its address."""
-    command = [sys.executable, "-m", "dataloader_svc.cli.main", "serve", str(config), "--json"]
+    command = [sys.executable, "-m", "dataloader_svc", "serve", str(config), "--json"]
     command += ["--address", "127.0.0.1:0", "--store", f"sqlite:///{store}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

@@ -27,7 +27,7 @@ def service() -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
-        "dataloader_svc.cli.main",
+        "dataloader_svc",
         "bench",
         "tests/bench/mixture_text.yaml",
         "--json",

@@ -48,7 +48,7 @@ def run(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[st
     env = dict(os.environ)
     if path is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), env.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "dataloader_svc.cli.main", "formats", *words]
+    command = [sys.executable, "-m", "dataloader_svc", "formats", *words]
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
 
 
