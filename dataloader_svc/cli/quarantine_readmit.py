@@ -233,7 +233,7 @@ def _request(
         config={
             name: value
             for name, value in state.config.items()
-            if name == "job" or name.removeprefix("source/") in names
+            if name == "job" or name.partition("/")[2] in names
         },
         index={name: found.readers[name].index.digest for name in names},
         # Those of a block come one after the other: it is read once for all of them.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rich.progress import Progress
 
-from dataloader_svc.config.digest import compare, read_digest
+from dataloader_svc.config.digest import compare, read_digest, renamings
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import DataloaderError
 from dataloader_svc.planner.state import State
@@ -19,7 +19,7 @@ from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
 
-_ORDER_FIELDS = ("format", "shuffle", "extent", "transforms")
+_ORDER_FIELDS = ("format", "shuffle", "extent", "transforms", "was")
 """Settings of a source that change which row a position means; of the job, the seed does."""
 
 
@@ -49,14 +49,17 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
     """
     rows = Rows()
     config = loaded.config
-    changed = compare(state.config, read_digest(config, loaded.base_dir))
+    today = read_digest(config, loaded.base_dir)
+    now = renamings(state.config, today)
+    changed = compare(state.renamed(today).config, today)
     bar = progress.add_task("", total=None)
     storage = Storage.of(config, loaded.base_dir)
     for name in names:
-        if name not in config.sources:
+        called = now.get(name, name)
+        if called not in config.sources:
             rows.notes[name] = "the configuration has no such source any more"
             continue
-        fields = ["seed", *(f"sources.{name}.{setting}" for setting in _ORDER_FIELDS)]
+        fields = ["seed", *(f"sources.{called}.{setting}" for setting in _ORDER_FIELDS)]
         differing = [setting for setting in fields if setting in changed]
         if differing:
             rows.notes[name] = f"{', '.join(differing)} changed since the step was planned"
@@ -64,8 +67,8 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
         progress.update(bar, description=f"indexing {name}")
         try:
             reader = SourceReader(
-                name,
-                config.sources[name],
+                called,
+                config.sources[called],
                 loaded.base_dir,
                 loaded.base_dir / config.index_cache,
                 config.seed,

@@ -25,6 +25,7 @@ def cross_problems(config: Config) -> list[Problem]:
     """What is wrong between fields that are each fine."""
     return [
         *_batch_problems(config),
+        *_name_problems(config),
         *_mixture_problems(config),
         *_media_problems(config),
         *_sound_problems(config),
@@ -57,6 +58,21 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
             f"of a sequence); the next that is: {-(-length // slices) * slices}"
         )
         yield ("mesh", "cp"), message
+
+
+def _name_problems(config: Config) -> Iterator[Problem]:
+    """A first name belongs to one source: it keys its order."""
+    seen: dict[str, str] = {}
+    for name, source in config.sources.items():
+        if source.was is None:
+            continue
+        if source.was in config.sources:
+            whose = "its own name" if source.was == name else "another source of this file"
+            message = f"{source.was!r} is {whose}: `was` is the first name of what is called {name!r} now"
+            yield ("sources", name, "was"), message
+        elif source.was in seen:
+            yield ("sources", name, "was"), f"{source.was!r} is what {seen[source.was]!r} was, too: keep one"
+        seen.setdefault(source.was, name)
 
 
 def _listed(numbers: list[int], most: int = 8) -> str:

@@ -74,13 +74,33 @@ def read_digest(config: Config, base_dir: Path) -> dict[str, str]:
         if source.preference is not None:
             known += [source.preference, source.too_long == "truncate" and config.sequence_length]
         digest[f"source/{name}"] = _short(known)
+        if source.was is not None:
+            digest[f"was/{name}"] = source.was
     return digest
+
+
+def first_name(digest: Mapping[str, str], name: str) -> str:
+    """The name that keys a source's order: the first that it had in the job."""
+    return digest.get(f"was/{name}", name)
+
+
+def renamings(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Name under `old` -> name under `new`, of the sources that both have: those with one first name."""
+    now = {first_name(new, name): name for name in _sources(new)}
+    first = {name: first_name(old, name) for name in _sources(old)}
+    return {name: now[it] for name, it in first.items() if it in now}
+
+
+def _sources(digest: Mapping[str, str]) -> list[str]:
+    return [entry.removeprefix("source/") for entry in digest if entry.startswith("source/")]
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Names of the fields that differ, as in the YAML. Added and removed sources are no difference."""
-    changed = []
-    for entry in sorted(old.keys() & new.keys()):
+    both = sorted(old.keys() & new.keys())
+    names = [entry.removeprefix("source/") for entry in both if entry.startswith("source/")]
+    changed = [f"sources.{name}.was" for name in names if first_name(old, name) != first_name(new, name)]
+    for entry in (entry for entry in both if not entry.startswith("was/")):
         fields = _JOB_FIELDS if entry == "job" else (*_SOURCE_FIELDS, *_PAIR_FIELDS)
         prefix = "" if entry == "job" else f"sources.{entry.removeprefix('source/')}."
         parts = zip(fields, old[entry].split("-"), new[entry].split("-"), strict=False)

@@ -208,7 +208,8 @@ def _compared(samples: BlockSamples, rule: SampleRule) -> NDArray[np.bool_] | No
         return None
     block = samples.block
     positions = samples.start + np.arange(len(samples))
-    return keyed_share(rule.verify, positions, rule.seed, block.source, block.epoch, "tokenizer_verify")
+    name = rule.first_name or block.source
+    return keyed_share(rule.verify, positions, rule.seed, name, block.epoch, "tokenizer_verify")
 
 
 def _per_sample(values: NDArray[Any], offsets: NDArray[np.int32]) -> NDArray[np.int64]:

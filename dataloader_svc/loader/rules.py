@@ -64,6 +64,7 @@ class SampleRule:
     drop_bad   media of interleaved documents that can't be read are left out; else the document is bad
     max_clip_pixels   of all frames of a video together
     pairs      of a source of preference pairs
+    first_name of the source, where it has another now: what is drawn for its samples goes by that
     """
 
     tokenizer: Tokenizer
@@ -78,6 +79,7 @@ class SampleRule:
     max_clip_pixels: int = VideoFields.model_fields["max_clip_pixels"].default
     pairs: PairRule | None = None
     sound: SoundRule = field(default_factory=SoundRule)
+    first_name: str | None = None
 
     @property
     def kinds(self) -> frozenset[int]:
@@ -103,7 +105,8 @@ class SampleRule:
         reader = self.readers[kind]
         if self.crop is None or not self.crop.random or not isinstance(reader, CroppedReader):
             return reader
-        at_y, at_x = keyed_rng(self.seed, *sample, "crop").random(2).tolist()
+        key = (self.first_name or sample.source, sample.epoch, sample.position)
+        at_y, at_x = keyed_rng(self.seed, *key, "crop").random(2).tolist()
         return replace(reader, at_y=at_y, at_x=at_x)
 
 
@@ -146,6 +149,7 @@ def sample_rule(
         max_clip_pixels=(source.video or VideoFields()).max_clip_pixels,
         pairs=_pairs(config, source),
         sound=_sound(config, source, workers),
+        first_name=source.was,
     )
 
 

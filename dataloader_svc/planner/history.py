@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dataloader_client._pb import plan_pb2
+from dataloader_svc.config.digest import first_name
 from dataloader_svc.errors import StoreError
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import GENERATION_POINTER, Generation
@@ -85,14 +86,14 @@ def _branched_from(store: Store, generation: Generation) -> Generation | None:
 
 
 def _same_place(one: State, other: State) -> bool:
-    """Whether both have read the same; a branch may have other settings, and sources added or removed."""
-    shared = one.sources.keys() & other.sources.keys()
+    """Whether both have read the same; settings may differ, and sources be added, removed or renamed."""
+    places = [
+        {first_name(state.config, name): (at.epoch, at.position) for name, at in state.sources.items()}
+        for state in (one, other)
+    ]
+    shared = places[0].keys() & places[1].keys()
     return (
         bool(shared)
         and one.readmitted == other.readmitted
-        and all(
-            (one.sources[name].epoch, one.sources[name].position)
-            == (other.sources[name].epoch, other.sources[name].position)
-            for name in shared
-        )
+        and all(places[0][name] == places[1][name] for name in shared)
     )

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dataloader_svc.config.digest import renamings
 from dataloader_svc.planner.history import Part, lineage
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.readmit import Asked, Request
@@ -52,7 +53,8 @@ def in_history(found: Iterable[Readmission], parts: Sequence[Part]) -> Requests:
         last = max(last, request.number)
         rows = [(place, row) for place, row in enumerate(request.samples) if _belongs(request, row, parts)]
         if rows:
-            samples = tuple(Asked(place, row.sample, row.block) for place, row in rows)
+            now = renamings(request.config, parts[0].generation.base.config)
+            samples = tuple(Asked(place, _called(row.sample, now), row.block) for place, row in rows)
             asked.append(Request(request.number, request.at_step, samples))
     return Requests(tuple(asked), last)
 
@@ -86,6 +88,10 @@ def masked_pieces(masked: Mapping[int, frozenset[SampleId]], plan: Plan) -> list
     ]
 
 
+def _called(sample: SampleId, names: Mapping[str, str]) -> SampleId:
+    return sample._replace(source=names.get(sample.source, sample.source))
+
+
 def _belongs(request: Readmission, row: Repaired, parts: Sequence[Part]) -> bool:
     """Whether all generations since have passed the sample as the request says, and read it alike."""
     source, epoch, position = row.sample
@@ -93,12 +99,14 @@ def _belongs(request: Readmission, row: Repaired, parts: Sequence[Part]) -> bool
         generation = part.generation
         if generation.number == request.generation:
             return True
-        base = generation.base.sources.get(source)
+        now = renamings(request.config, generation.base.config).get(source, source)
+        base = generation.base.sources.get(now)
         if base is None or (epoch, position) >= (base.epoch, base.position) or row.step >= part.first:
             return False
         if base.index and base.index != request.index.get(source):
             return False
         config = generation.base.config
-        if any(config.get(name) != request.config.get(name) for name in ("job", f"source/{source}")):
+        entries = {"job": "job", f"source/{source}": f"source/{now}"}
+        if any(request.config.get(then) != config.get(today) for then, today in entries.items()):
             return False
     return False

@@ -249,7 +249,7 @@ class PlannerService:
         mesh = asked_mesh(config, request)
         state = None
         if request.state_json:
-            state = State.from_json(request.state_json)
+            state = State.from_json(request.state_json).renamed(self._digests)
             check_state(state, self._digests, force=request.force)
         async with self._joining:
             await self._take_requests()

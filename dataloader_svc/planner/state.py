@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dataloader_svc.config.digest import first_name, renamings
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.pieces import Pieces
 
@@ -143,6 +144,38 @@ class State:
         """Of the canonical text: the same for every copy of this state."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
 
+    def renamed(self, config: Mapping[str, str]) -> State:
+        """This state with its sources under the names that they have in settings with the hashes `config`.
+
+        A source is the one that had the same first name. Places, accounts and waiting pieces follow.
+        StateError: a `was` there names another source than the state's, or what was a later name.
+        """
+        found = renamings(self.config, config)
+        for name in (entry.removeprefix("was/") for entry in config if entry.startswith("was/")):
+            first = first_name(config, name)
+            if name in self.sources and first_name(self.config, name) != first:
+                raise StateError(
+                    f"sources.{name}.was is {first!r}, but the {name!r} of the state "
+                    f"{_called(self.config, name)}: give the renamed source a name that is not taken there"
+                )
+            if first in self.sources and first_name(self.config, first) != first:
+                raise StateError(
+                    f"sources.{name}.was is {first!r}, and {first!r} {_called(self.config, first)}: `was` is "
+                    f"the first name; write {first_name(self.config, first)!r}"
+                )
+        if all(name == now for name, now in found.items()):
+            return self
+        names = {name: found.get(name, name) for name in self.sources}
+        sources = {names[name]: source for name, source in self.sources.items()}
+        sources = dict(sorted(sources.items()))
+        number = np.array([list(sources).index(names[name]) for name in self.names])
+        waiting = replace(self.waiting, source=number[self.waiting.source].astype(np.int64))
+        entries = {_renamed_entry(entry, found): value for entry, value in self.config.items()}
+        entries = {entry: value for entry, value in entries.items() if not entry.startswith("was/")}
+        firsts = {f"was/{now}": first_name(self.config, name) for name, now in names.items()}
+        entries |= {entry: first for entry, first in firsts.items() if entry != f"was/{first}"}
+        return replace(self, sources=sources, waiting=waiting, config=entries)
+
     def adapted(
         self,
         names: tuple[str, ...],
@@ -179,10 +212,24 @@ class State:
 
     def _read_otherwise(self, config: Mapping[str, str]) -> set[str]:
         """Sources whose samples are others under settings with these hashes."""
-        changed = {entry for entry in self.config.keys() & config if self.config[entry] != config[entry]}
+        both = self.config.keys() & config
+        changed = {entry for entry in both if self.config[entry] != config[entry]}
         if "job" in changed:
             return set(self.sources)
-        return {entry.removeprefix("source/") for entry in changed}
+        names = {entry.removeprefix("source/") for entry in both if entry.startswith("source/")}
+        moved = {name for name in names if first_name(self.config, name) != first_name(config, name)}
+        return moved | {entry.removeprefix("source/") for entry in changed if entry.startswith("source/")}
+
+
+def _called(config: Mapping[str, str], name: str) -> str:
+    """Of a state's source: what it was first, for people."""
+    first = first_name(config, name)
+    return "has always been called so" if first == name else f"was {first!r} first"
+
+
+def _renamed_entry(entry: str, names: Mapping[str, str]) -> str:
+    kind, _, name = entry.partition("/")
+    return f"{kind}/{names.get(name, name)}" if name else entry
 
 
 def _source_json(source: SourceState) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def without(state: State, names: Iterable[str]) -> tuple[State, list[str]]:
         kept = np.array([other != name for other in state.sources])
         renumbered = np.cumsum(kept) - 1
         waiting = replace(state.waiting, source=renumbered[state.waiting.source].astype(np.int64))
-        config = {entry: digest for entry, digest in state.config.items() if entry != f"source/{name}"}
+        of_it = (f"source/{name}", f"was/{name}")
+        config = {entry: digest for entry, digest in state.config.items() if entry not in of_it}
         state = replace(state, sources=rest, waiting=waiting, config=config)
     return state, notes
 

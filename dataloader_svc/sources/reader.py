@@ -79,7 +79,8 @@ class SourceReader:
         self.roles = roles_of(self.fields)
         self._storage = storage or Storage()
         self._files = build_index(name, source, base_dir, cache_dir, progress, storage=self._storage)
-        self._layouts = None if cache_dir is None else Layouts(cache_dir, name)
+        self._key = source.was or name  # of all that is drawn: it outlives a renaming
+        self._layouts = None if cache_dir is None else Layouts(cache_dir, self._key)
         self._transforms = make_transforms(source)
         self.index = self._reading()
         if self._layouts is not None and self.index.files is None:
@@ -108,7 +109,7 @@ class SourceReader:
         """
         if self._layouts is None:
             raise SourceError("there is no index_cache to note a repair in")
-        index = reduced(self._layouts.matched(self._files, digest), self._transforms)
+        index = reduced(self._layouts.matched(self._files, digest), self._transforms, self._key)
         if index.digest != digest:
             raise SourceError(f"the settings that choose its rows have changed since index {digest}")
         if note:
@@ -119,7 +120,7 @@ class SourceReader:
 
     def _reading(self) -> SourceIndex:
         index = self._files if self._layouts is None else self._layouts.apply(self._files)
-        return reduced(index, self._transforms)
+        return reduced(index, self._transforms, self._key)
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch; the last few are kept."""
@@ -130,7 +131,7 @@ class SourceReader:
                     self.index.extents.kept,
                     self.index.extents.num_bytes,
                     seed=self._seed,
-                    source=self.name,
+                    source=self._key,
                     epoch=epoch,
                     block_bytes=self._block_bytes,
                 )

@@ -16,11 +16,14 @@ from dataloader_svc.sources.index import ExtentColumns, SourceIndex
 from dataloader_svc.transforms.per_source import Transform
 
 
-def reduced(index: SourceIndex, transforms: Sequence[Transform]) -> SourceIndex:
-    """`index` with the rows that all of `transforms` keep; itself where that is all of them."""
+def reduced(index: SourceIndex, transforms: Sequence[Transform], key: str | None = None) -> SourceIndex:
+    """`index` with the rows that all of `transforms` keep; itself where that is all of them.
+
+    key   what they draw by: the source's first name, where it has another now
+    """
     kept = index.extents.kept
     for transform in transforms:
-        found = np.asarray(transform.keep(kept, index.name), np.int64)
+        found = np.asarray(transform.keep(kept, key or index.name), np.int64)
         assert found.shape == kept.shape, f"{type(transform).__name__}.keep gives a count for each extent"
         assert ((found >= 0) & (found <= kept)).all(), (
             f"{type(transform).__name__}.keep keeps rows that exist"

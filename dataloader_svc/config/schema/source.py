@@ -29,6 +29,11 @@ class Source(Model):
     path: str | list[str] = Field(
         description="File, glob or brace pattern ({0000..0031}), or a list of them. Relative to this file."
     )
+    was: str | None = Field(
+        default=None,
+        description="The first name that it had in this job, where it has been renamed: its order, place and "
+        "accounts go on. Keep it as long as the job lives, also through further names. See docs/resume.md.",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The format's own options; `dataloader-svc formats` lists them."
     )

@@ -119,3 +119,17 @@ def test_an_unset_variable_is_one_problem(tmp_path: Path) -> None:
 def test_a_model_that_is_built_directly_is_checked_too() -> None:
     with pytest.raises(ValidationError, match="can't share"):
         Config.model_validate(values(mesh={"dp": 5}))
+
+
+def test_a_first_name_belongs_to_one_source(tmp_path: Path) -> None:
+    source = {"format": "jsonl", "path": "a.jsonl", "text": "text"}
+    schedule = {"schedule": [{"step": 0, "a": 1, "b": 1}]}
+    sources = {"a": source, "b": {**source, "was": "a"}}
+    (line,) = problems(tmp_path, sources=sources, mixture=schedule)
+    assert line.startswith("sources.b.was: 'a' is another source of this file")
+    sources = {"a": {**source, "was": "old"}, "b": {**source, "was": "old"}}
+    (line,) = problems(tmp_path, sources=sources, mixture=schedule)
+    assert line.startswith("sources.b.was: 'old' is what 'a' was, too")
+    sources = {"a": {**source, "was": "a"}}
+    (line,) = problems(tmp_path, sources=sources)
+    assert line.startswith("sources.a.was: 'a' is its own name")

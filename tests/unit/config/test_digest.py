@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataloader_svc.config.digest import compare, config_hash, made_plans, read_digest
+from dataloader_svc.config.digest import compare, config_hash, made_plans, read_digest, renamings
 from dataloader_svc.config.schema import Config
 
 
@@ -118,3 +118,28 @@ def test_auto_stands_for_what_it_was_decided_to_be(tmp_path: Path) -> None:
     assert made_plans(made, config(tokenizer_backend="tokenizers"), tmp_path)
     assert not made_plans(made, config(tokenizer_backend="fastokens"), tmp_path)
     assert not made_plans(made, config(seed=3), tmp_path)
+
+
+def renamed(name: str, was: str | None) -> Config:
+    """`config` with its source a under another name."""
+    values = config().model_dump(mode="json")
+    values["sources"][name] = {**values["sources"].pop("a"), "was": was}
+    values["mixture"]["schedule"] = [{"step": 0, "weights": {name: 1, "b": 1}}]
+    return Config.model_validate(values)
+
+
+def test_a_renamed_source_is_the_same_by_its_first_name(tmp_path: Path) -> None:
+    a, c, d = (read_digest(one, tmp_path) for one in (config(), renamed("c", "a"), renamed("d", "a")))
+    assert c["was/c"] == "a"
+    assert c["source/c"] == a["source/a"]
+    assert renamings(a, c) == {"a": "c", "b": "b"}
+    assert renamings(c, d) == {"c": "d", "b": "b"}
+    assert renamings(d, a) == {"d": "a", "b": "b"}
+    assert compare(c, c) == []
+
+
+def test_a_first_name_that_is_left_out_or_another_is_a_change(tmp_path: Path) -> None:
+    before = read_digest(renamed("c", "a"), tmp_path)
+    assert compare(before, read_digest(renamed("c", None), tmp_path)) == ["sources.c.was"]
+    assert compare(before, read_digest(renamed("c", "x"), tmp_path)) == ["sources.c.was"]
+    assert renamings(before, read_digest(renamed("c", None), tmp_path)) == {"b": "b"}

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dataloader_svc.config.digest import compare
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.pieces import Pieces
 from dataloader_svc.planner.state import SourceState, State
@@ -193,3 +194,45 @@ def test_waiting_sound_goes_there_and_back_uncut():
     assert after.to_json() == before.to_json()
     with pytest.raises(StateError, match="document of 'a' with media has 7 tokens"):
         after.adapted(("a", "b"), {}, 6)
+
+
+NAMES = {"job": "1234", "source/a": "aaaa", "source/b": "bbbb"}
+
+
+def test_a_renamed_source_keeps_all_that_it_has():
+    before = state(config=NAMES)
+    now = {"job": "1234", "source/z": "aaaa", "was/z": "a", "source/b": "bbbb"}
+    after = before.renamed(now)
+    assert after.names == ("b", "z")
+    assert after.sources["z"] == before.sources["a"]
+    assert after.sources["b"] == before.sources["b"]
+    assert after.waiting.source.tolist() == [1, 0]  # they were of a and of b
+    assert after.waiting.position.tolist() == before.waiting.position.tolist()
+    assert dict(after.config) == now
+    assert after.adapted(("b", "z"), now, 64) is after  # to the last bit
+    again = {"job": "1234", "source/c": "aaaa", "was/c": "a", "source/b": "bbbb"}
+    assert after.renamed(again).sources["c"] == before.sources["a"]
+    assert after.renamed(NAMES).to_json() == before.to_json()
+    assert before.renamed(NAMES) is before
+
+
+def test_a_first_name_that_was_left_out_stays_in_the_state():
+    """So that the comparison with the configuration names it."""
+    now = {"job": "1234", "source/z": "aaaa", "was/z": "a", "source/b": "bbbb"}
+    without = {entry: value for entry, value in now.items() if entry != "was/z"}
+    after = state(config=NAMES).renamed(now)
+    assert after.renamed(without) is after
+    assert compare(after.config, without) == ["sources.z.was"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"source/b": "bbbb", "was/b": "a"}, "sources.b.was is 'a', but the 'b' of the state has always"),
+        ({"source/c": "bbbb", "was/c": "z"}, "sources.c.was is 'z', and 'z' was 'a' first.*write 'a'"),
+    ],
+)
+def test_names_that_mean_two_sources_are_refused(names, message):
+    before = state(config=NAMES).renamed({"source/z": "aaaa", "was/z": "a", "source/b": "bbbb"})
+    with pytest.raises(StateError, match=message):
+        before.renamed(names)
