@@ -15,6 +15,7 @@
     ├── PeerError            another process is gone or slow. Retryable                      exit 6
     │   └── Overloaded       it has no memory for this now. Retryable after a while
     ├── RoleFailed           a role made a mistake, ours and no one else's: see its log      exit 1
+    ├── AccessDenied         a caller shows no token, or a wrong one                       exit 6
     ├── VersionError         another process speaks another protocol version                 exit 6
     ├── EngineError          a role can't be kept running; with its last words          exit 6, or the role's
     ├── SessionSuperseded    ranks joined with another mesh or state: join again             exit 4
@@ -145,6 +146,12 @@ class RoleFailed(DataloaderError):
 
     Trying a few times more may help, trying for ever doesn't: the same input mostly meets the same mistake.
     """
+
+
+class AccessDenied(DataloaderError):
+    """A caller shows no token, or one that isn't the service's. Says nothing of the right one."""
+
+    exit_code = 6
 
 
 class VersionError(DataloaderError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from dataloader_svc.config import schema
@@ -42,6 +42,8 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("loader", schema.Loader),
     ("constructor", schema.Constructor),
     ("storage", schema.StorageSettings),
+    ("security", schema.Security),
+    ("security.tls", schema.Tls),
 ]
 
 HEAD = """\
@@ -74,7 +76,7 @@ def type_name(annotation: Any) -> str:
         return "mapping" if args[1] is Any else f"mapping of {type_name(args[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    return {str: "text", int: "integer", float: "number", bool: "`true` \\| `false`"}.get(
+    return {str: "text", SecretStr: "text", int: "integer", float: "number", bool: "`true` \\| `false`"}.get(
         annotation, str(annotation)
     )
 

@@ -1,7 +1,9 @@
 """What a trainer imports. Needs grpcio, protobuf and numpy; torch only when tensors are asked for."""
 
 from dataloader_client.batch import Batch, Manifest, Span
+from dataloader_client.credentials import TLS
 from dataloader_client.errors import (
+    AccessDeniedError,
     DataServiceError,
     DataStoppedError,
     MeshMismatchError,
@@ -15,6 +17,8 @@ from dataloader_client.loader import DataServiceLoader, LoaderStats
 from dataloader_client.mesh import Coords, Mesh
 
 __all__ = [
+    "TLS",
+    "AccessDeniedError",
     "Batch",
     "Coords",
     "DataServiceError",

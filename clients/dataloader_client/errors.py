@@ -2,6 +2,7 @@
 
     DataServiceError
     ├── ServiceUnavailableError   nobody answers, or it stopped answering: retried until `timeout`, then this
+    ├── AccessDeniedError         no token or the wrong one; a certificate that one side does not accept
     ├── VersionMismatchError      client and service speak different protocols: upgrade the one named
     ├── MeshMismatchError         the mesh does not fit the batch, or another rank said otherwise
     ├── StateMismatchError        the state belongs to other data; the text names the field
@@ -21,6 +22,10 @@ class DataServiceError(Exception):
 
 class ServiceUnavailableError(DataServiceError):
     """Nobody answers at the address, or the service went away and did not come back in time."""
+
+
+class AccessDeniedError(DataServiceError):
+    """The service does not accept this client's token, or one side the other's certificate."""
 
 
 class VersionMismatchError(DataServiceError):

@@ -31,6 +31,7 @@ from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
+from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
 from dataloader_client.prefetch import Prefetch
@@ -58,7 +59,12 @@ class DataServiceLoader:
     prefetch           steps read ahead, and so what this process holds at most
     timeout_s          how long the service may be away, or one step take, before an error is raised
     connect_timeout_s  the same for the first contact
-    job                name of the job, checked by the service; None: whatever it serves
+    job                name of the job, checked by the service; None: whatever it serves. Reads are of the job
+                       that was joined, whatever is served at the address later
+    token              the service's, where it asks for one; default: $DATALOADER_TOKEN, or the file named by
+                       $DATALOADER_TOKEN_FILE
+    tls                a TLS; the path of the authority that signed the service's certificate; True where
+                       everybody knows it; default: the DATALOADER_TLS_... variables; see docs/security.md
     force              accept a state although the configuration reads other data now
 
     Iterating again goes on where the last iteration stopped: a `break` loses nothing. The end of the data
@@ -80,6 +86,8 @@ class DataServiceLoader:
         timeout_s: float = 300.0,
         connect_timeout_s: float = 60.0,
         job: str | None = None,
+        token: str | None = None,
+        tls: TLS | str | os.PathLike[str] | bool | None = None,
         force: bool = False,
     ) -> None:
         if prefetch < 1:
@@ -102,7 +110,8 @@ class DataServiceLoader:
         self._handed_out: int | None  # step of the last batch
         self._batches: list[Batch]  # of `_step`, while it is handed out
         self._ended: bool
-        self._running = _Running(Transport(address, timeout_s=timeout_s), self._pid)
+        credentials = Credentials.of(token, tls)
+        self._running = _Running(Transport(address, timeout_s=timeout_s, credentials=credentials), self._pid)
         # Runs when the loader is dropped and at exit, so that no thread and no call outlives it.
         self._finalizer = weakref.finalize(self, self._running.close)
         try:

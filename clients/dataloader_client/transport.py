@@ -21,7 +21,9 @@ from grpc.experimental import ChannelOptions
 
 from dataloader_client import methods, wire
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client.credentials import Credentials
 from dataloader_client.errors import (
+    AccessDeniedError,
     DataServiceError,
     DataStoppedError,
     MeshMismatchError,
@@ -36,6 +38,7 @@ from dataloader_client.mesh import AXES, Coords
 Result = TypeVar("Result")
 
 _BY_NAME: dict[str, type[DataServiceError]] = {
+    "AccessDenied": AccessDeniedError,
     "MeshError": MeshMismatchError,
     "StateError": StateMismatchError,
     "VersionError": VersionMismatchError,
@@ -70,6 +73,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 class Retryable(Exception):
     """Not there now; `str` says what was heard."""
+
+
+class Untrusted(Retryable):
+    """The TLS handshake failed: final at first contact; later, certificates may just be changing."""
 
 
 class Closed(Exception):
@@ -108,12 +115,15 @@ class Transport:
 
     address     the service's public address, HOST:PORT
     timeout_s   how long the service may be away, or a step take, before a read fails
+    credentials what is shown at each call; each names the job that was joined as well
     """
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, credentials: Credentials | None = None) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
+        self._credentials = credentials or Credentials()
+        self._job = ""  # that was joined
+        self._channel = self._credentials.channel(address, channel_options(address))
         self._lock = threading.Lock()  # of the four below: the prefetching thread may be redirected
         self._data_address = address
         self._data_channel = self._channel
@@ -125,9 +135,16 @@ class Transport:
     def join(self, request: plan_pb2.JoinRequest, *, timeout_s: float) -> plan_pb2.JoinResponse:
         """Take part; remembers where this rank's constructor is. Retried for `timeout_s`."""
         what = f"nobody answers at {self.address}"
-        response = _retrying(lambda left: self._join(request, left), timeout_s, self._closed, what)
+        response = _retrying(lambda left: self._first_join(request, left), timeout_s, self._closed, what)
         self._joined = (request, response.session)
+        self._job = response.job
         return response
+
+    def _first_join(self, request: plan_pb2.JoinRequest, timeout_s: float) -> plan_pb2.JoinResponse:
+        try:
+            return self._join(request, timeout_s)
+        except Untrusted as problem:
+            raise AccessDeniedError(str(problem)) from None
 
     def _join(self, request: plan_pb2.JoinRequest, timeout_s: float) -> plan_pb2.JoinResponse:
         call = self._channel.unary_unary(
@@ -136,9 +153,14 @@ class Transport:
             response_deserializer=methods.JOIN.response.FromString,
         )
         with _translated(self.address, self._closed):
-            response: plan_pb2.JoinResponse = call(request, timeout=timeout_s)
+            response: plan_pb2.JoinResponse = call(
+                request, timeout=timeout_s, metadata=self._metadata(request.job)
+            )
         self._redirect(response.address or self.address)
         return response
+
+    def _metadata(self, job: str = "") -> tuple[tuple[str, str], ...]:
+        return self._credentials.metadata(job or self._job)
 
     def _redirect(self, address: str) -> None:
         with self._lock:
@@ -148,7 +170,7 @@ class Transport:
             self._data_channel = (
                 self._channel
                 if address == self.address
-                else grpc.insecure_channel(address, options=channel_options(address))
+                else self._credentials.channel(address, channel_options(address))
             )
         if before is not self._channel:
             before.close()
@@ -174,7 +196,9 @@ class Transport:
         stub: Any = self._data_channel.unary_stream(
             methods.READ.path, request_serializer=methods.READ.request.SerializeToString
         )
-        pending.call = stub(pending.request, timeout=min(timeout_s, pending.patience_s))
+        pending.call = stub(
+            pending.request, timeout=min(timeout_s, pending.patience_s), metadata=self._metadata()
+        )
         pending.patience_s *= 2
 
     def finish_read(self, pending: PendingRead) -> wire.Frame:
@@ -210,8 +234,9 @@ class Transport:
             response_deserializer=methods.REPORT.response.FromString,
         )
         try:
-            call.future(request, timeout=_REPORT_TIMEOUT_S).add_done_callback(self._reported)
-        except ValueError:  # gRPC's word for a closed channel
+            future = call.future(request, timeout=_REPORT_TIMEOUT_S, metadata=self._metadata())
+            future.add_done_callback(self._reported)
+        except (ValueError, DataServiceError):  # gRPC's word for a closed channel; no token to be read
             with self._lock:
                 self._reports_flying -= 1
 
@@ -228,8 +253,9 @@ class Transport:
         call: Any = self._data_channel.unary_unary(
             methods.LEAVE.path, request_serializer=methods.LEAVE.request.SerializeToString
         )
-        with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: the channel is closed
-            call(request, timeout=_LEAVE_TIMEOUT_S)
+        # ValueError: the channel is closed; DataServiceError: the token can't be read any more
+        with contextlib.suppress(grpc.RpcError, ValueError, DataServiceError):
+            call(request, timeout=_LEAVE_TIMEOUT_S, metadata=self._metadata())
 
     def close(self) -> None:
         """End what is in flight; whoever waits gets Closed. Idempotent."""
@@ -280,7 +306,11 @@ def error_of(error: grpc.RpcError, where: str) -> Exception:
     code, text = error.code(), error.details() or ""
     metadata: Any = error.trailing_metadata() or ()
     name = next((str(value) for key, value in metadata if key == methods.ERROR_KEY), "")
+    if not name and (refused := _handshake(text)):
+        return Untrusted(f"{where}: {refused}")
     if name in _RETRYABLE_NAMES or (not name and code in _RETRYABLE_CODES):
+        if "failed to connect" in text and "Socket closed" in text:
+            text += " (so closes a service that wants TLS, or a certificate of the client: tls=)"
         return Retryable(text or code.name)
     if name:
         return _BY_NAME.get(name, DataStoppedError)(text)
@@ -288,7 +318,21 @@ def error_of(error: grpc.RpcError, where: str) -> Exception:
         return Retryable(f"{where} took the call and gave no answer in time")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return WireError(f"{where} is a gRPC server, but no dataloader-svc: check the address ({text})")
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return AccessDeniedError(f"{where} refuses this client: {text}")
     return DataStoppedError(f"{where} failed: {code.name}: {text}")
+
+
+def _handshake(text: str) -> str:
+    """What to do about a TLS handshake that failed, by gRPC's words for it; "" where none did."""
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        why = text.partition("CERTIFICATE_VERIFY_FAILED:")[2].strip().removesuffix(": OK")
+        return f"its certificate is not accepted ({why}): check ca= of tls=, and that it has not expired"
+    if "Hostname Verification" in text or "Peer name" in text:
+        return f"its certificate has another name: connect by that, or give it as name= of tls= ({text})"
+    if "WRONG_VERSION_NUMBER" in text:
+        return "it does not speak TLS: leave tls= out, or check the address"
+    return ""
 
 
 def coords_message(coords: Coords) -> common_pb2.Coords:

@@ -32,7 +32,7 @@ from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.spec import job_spec, private
 from dataloader_svc.errors import Reason
 from dataloader_svc.observe.audit import (
     Finding,
@@ -122,7 +122,7 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
         folder = Path(scratch)
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'audit.db'}")
         rows = (loaded.config.images.merge**2, loaded.config.mel.frames_per_token)
-        with Job(spec) as job, ranks(job.address, mesh) as group:
+        with Job(private(spec)) as job, ranks(job.address, mesh, token=job.token) as group:
             for step in group.steps(steps):
                 run.steps.append(_delivery(step, group, rows))
                 first = next(iter(step.values()))[0]

@@ -27,7 +27,7 @@ from dataloader_svc.cli.output import (
 )
 from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.spec import job_spec, private
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def command(
     with tempfile.TemporaryDirectory(prefix="dataloader-bench-") as scratch:
         folder = Path(scratch)
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'bench.db'}")
-        with progress_bars() as progress, Job(spec) as job:
+        with progress_bars() as progress, Job(private(spec)) as job:
             task = progress.add_task("warming up", total=warmup + steps)
             figures = _measure(job, mesh, steps, warmup, compute, partial(progress.advance, task))
     if as_json:
@@ -107,7 +107,7 @@ def _measure(
     began = time.perf_counter()
     cpu_before: dict[str, float] = {}
     start = began
-    with ranks(job.address, mesh) as group:
+    with ranks(job.address, mesh, token=job.token) as group:
         waited_before = bytes_before = 0.0
         for number, step in enumerate(group.steps(warmup + steps)):
             now = time.perf_counter()

@@ -79,13 +79,15 @@ def _by_step(loader: DataServiceLoader) -> Iterator[list[Batch]]:
 
 
 @contextmanager
-def ranks(address: str, mesh: Mesh, *, prefetch: int = 2) -> Iterator[Ranks]:
-    """Clients of all ranks, joined; closed at the end."""
+def ranks(address: str, mesh: Mesh, *, token: str | None, prefetch: int = 2) -> Iterator[Ranks]:
+    """Clients of all ranks of a job of this process, joined; closed at the end."""
     places: Sequence[Coords] = [Coords(dp=dp, cp=cp) for dp, cp in product(range(mesh.dp), range(mesh.cp))]
     with ExitStack() as stack:
         loaders = {}
         for coords in places:
-            loader = DataServiceLoader(address, mesh=mesh, coords=coords, prefetch=prefetch)
+            loader = DataServiceLoader(
+                address, mesh=mesh, coords=coords, prefetch=prefetch, token=token, tls=False
+            )
             loaders[coords] = stack.enter_context(loader)
         group = Ranks(loaders)
         stack.callback(group.close)

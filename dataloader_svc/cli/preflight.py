@@ -17,6 +17,7 @@ from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.methods import known_balancer, known_packer
 from dataloader_svc.config.schema import Config
+from dataloader_svc.engine.access import check_files
 from dataloader_svc.errors import ConfigError, ConfigProblems, DataloaderError
 from dataloader_svc.loader.agreement import Decision, decide_backend
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
@@ -123,6 +124,7 @@ def preflight(path: Path) -> Preflight:
     workers = decode_workers(loaded.config)
     found += _rule_problems(loaded, rules, unusable, workers)
     found += _cost_problems(loaded)
+    found += _security_problems(loaded)
     return Preflight(loaded, tuple(found), rules, unusable, workers)
 
 
@@ -196,6 +198,14 @@ def _cost_problems(loaded: LoadedConfig) -> Iterator[str]:
                 known(name, loaded.base_dir)
         except ConfigError as error:
             yield loaded.problem(("strategy", kind), str(error).removeprefix(f"strategy.{kind}: "))
+
+
+def _security_problems(loaded: LoadedConfig) -> Iterator[str]:
+    """Tokens' and certificates' files."""
+    try:
+        check_files(loaded.config, loaded.base_dir)
+    except ConfigError as error:
+        yield loaded.problem(("security",), str(error).removeprefix("security."))
 
 
 def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Place, str]]:

@@ -32,7 +32,7 @@ from dataloader_svc.cli.step_view import StepView, sequences_of, shares, spread_
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.spec import job_spec, private
 from dataloader_svc.errors import ConfigError, DataError
 from dataloader_svc.media.mel import MelRule
 from dataloader_svc.planner.mixture import Schedule
@@ -107,9 +107,9 @@ def step_view(loaded: LoadedConfig, step: int, count: int, progress: Progress) -
         folder = Path(scratch)
         alone = replace(loaded, config=_for_one_rank(loaded.config))
         spec = job_spec(alone, folder, "127.0.0.1:0", f"sqlite:///{folder / 'preview.db'}")
-        with Job(spec) as job:
+        with Job(private(spec)) as job:
             progress.update(bar, description=f"planning and building step {step}")
-            with DataServiceLoader(job.address, mesh=Mesh()) as loader:
+            with DataServiceLoader(job.address, mesh=Mesh(), token=job.token, tls=False) as loader:
                 batches = loader.read(step)
         with closing(open_store(spec.store, spec.base_dir)) as store:
             log = PlanLog.of(store)

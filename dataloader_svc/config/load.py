@@ -27,6 +27,9 @@ from dataloader_svc.registry import nearest
 
 Place = tuple[str | int, ...]
 
+SECRETS: tuple[Place, ...] = (("security", "token"),)
+"""Values that no message shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
@@ -81,14 +84,14 @@ def read_config(
     if not isinstance(data, dict):
         return None, [f"{path}:1: expected a mapping of fields, found {type(data).__name__}"]
     data, noted = read_strategy(data, path.parent)
-    config, found = _validate(data, reader.problems + noted)
+    config, found = _validate(data, reader.problems + noted, reader.written)
     problems = {_problem(path, reader.lines, place, message) for place, message in found}
     loaded = None if config is None else LoadedConfig(config, path, reader.lines)
     return loaded, sorted(problems, key=lambda line: (_line_number(line), line))
 
 
 def _validate(
-    data: dict[str, Any], noted: list[tuple[Place, str]]
+    data: dict[str, Any], noted: list[tuple[Place, str]], written: Mapping[Place, str]
 ) -> tuple[Config | None, list[tuple[Place, str]]]:
     """The configuration, and what is wrong: `noted` while reading, in a field, and between fields."""
     found = list(noted)
@@ -96,7 +99,7 @@ def _validate(
         Config.model_validate(data, context=FIELDS_ALONE)
     except ValidationError as error:
         known = {place for place, _ in noted}
-        found += [(place, message) for place, message in _explain(error) if place not in known]
+        found += [(place, message) for place, message in _explain(error, written) if place not in known]
     try:
         config = Config.model_validate(_without(data, found), context=FIELDS_ALONE)
     except ValidationError:
@@ -141,6 +144,8 @@ class _Reader:
         self.environ = environ
         self.lines: dict[Place, int] = {}
         self.problems: list[tuple[Place, str]] = []
+        self.written: dict[Place, str] = {}
+        """What stands in the file where a value is from the environment: that one may be a secret."""
 
     def read(self, text: str) -> Any:
         self._loader = yaml.SafeLoader(text)
@@ -151,7 +156,11 @@ class _Reader:
             raise ConfigProblems([f"{self.path}:{line}: not valid YAML: {error.problem}"]) from None
         except yaml.YAMLError as error:
             raise ConfigProblems([f"{self.path}:1: not valid YAML: {error}"]) from None
-        return {} if node is None else self._value(node, ())
+        data = {} if node is None else self._value(node, ())
+        for place in SECRETS:
+            if place in self.lines and place not in self.written:
+                self.problems.append((place, "a secret is not written here: ${NAME}, from the environment"))
+        return data
 
     def _value(self, node: yaml.Node, place: Place) -> Any:
         self.lines.setdefault(place, node.start_mark.line + 1)
@@ -176,6 +185,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node, place: Place) -> Any:
         if isinstance(node, yaml.ScalarNode) and "${" in node.value:
+            self.written[place] = node.value
             text = re.sub(
                 r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}",
                 lambda m: self._env(m, node, place),
@@ -206,16 +216,16 @@ class _Reader:
         self.problems.append((place, message))
 
 
-def _explain(error: ValidationError) -> list[tuple[Place, str]]:
+def _explain(error: ValidationError, written: Mapping[Place, str]) -> list[tuple[Place, str]]:
     """Pydantic's errors as places and sentences; unions count once."""
     found: dict[Place, str] = {}
     for item in error.errors():
         place, model = _walk(item["loc"])
-        found.setdefault(place, _sentence(dict(item), model, place))
+        found.setdefault(place, _sentence(dict(item), model, place, written.get(place)))
     return list(found.items())
 
 
-def _sentence(item: dict[str, Any], model: type[BaseModel] | None, place: Place) -> str:
+def _sentence(item: dict[str, Any], model: type[BaseModel] | None, place: Place, written: str | None) -> str:
     kind = item["type"]
     if kind == "extra_forbidden" and model is not None:
         allowed = sorted(model.model_fields)
@@ -223,7 +233,9 @@ def _sentence(item: dict[str, Any], model: type[BaseModel] | None, place: Place)
     if kind == "missing":
         return "is required"
     message = str(item["msg"]).removeprefix("Value error, ")
-    value = item.get("input")
+    value = item.get("input") if written is None else written
+    if place in SECRETS:
+        value = None
     shown = "" if isinstance(value, dict | list) or value is None else f" (found {value!r})"
     return message[0].lower() + message[1:] + shown
 

@@ -19,7 +19,7 @@ from dataloader_client.wire import Frame
 from dataloader_svc.clock import Clock
 from dataloader_svc.constructor.step import StepPlan, fetch_request
 from dataloader_svc.errors import PeerError, RoleFailed
-from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.store.base import Store
 
 PLANNER_KEY = "endpoint/planner/0"
@@ -41,9 +41,10 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 1.0
 class Peers:
     """Channels by address, opened when first used, and the directory they come from."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, connect: Connect = Peer) -> None:
         self._store = store
         self._clock = clock
+        self._connect = connect
         self._peers: dict[str, Peer] = {}
 
     async def planner(self) -> Peer:
@@ -117,7 +118,7 @@ class Peers:
 
     def _peer(self, address: str, name: str) -> Peer:
         if address not in self._peers:
-            self._peers[address] = Peer(address, name)
+            self._peers[address] = self._connect(address, name)
         return self._peers[address]
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from dataloader_svc.constructor.reports import Reports
 from dataloader_svc.constructor.session import Session, Surroundings
 from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, VersionError
 from dataloader_svc.rpc.status import RoleName
+from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.store.base import Store
 
 CALL_TIMEOUT_S = 30.0
@@ -37,14 +38,22 @@ class ConstructorService:
     index   number of this constructor among `constructor.count`: it serves the dp ranks whose number leaves
             this remainder, and tells the others' ranks at join where to go
     log_file   where its log is, for errors
+    connect    makes the channels to other roles
     """
 
     def __init__(
-        self, config: Config, store: Store, clock: Clock, *, index: int = 0, log_file: Path | None = None
+        self,
+        config: Config,
+        store: Store,
+        clock: Clock,
+        *,
+        index: int = 0,
+        log_file: Path | None = None,
+        connect: Connect = Peer,
     ) -> None:
         self.name = f"constructor-{index}"
         self._config, self._index = config, index
-        self._peers = Peers(store, clock)
+        self._peers = Peers(store, clock, connect)
         role = RoleName(self.name, log_file)
         self._surroundings = Surroundings(role, index, config, store, clock, self._peers)
         self._reports = Reports(self._peers)

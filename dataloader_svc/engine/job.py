@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from dataloader_svc.engine.access import check_access
 from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.serving import RENEW_S, Serving
@@ -36,6 +37,7 @@ class Job:
     """
 
     def __init__(self, spec: JobSpec) -> None:
+        check_access(spec)
         self.spec = replace(spec, address=free_address(spec.address))
         self.address = self.spec.address
         self._loop = asyncio.new_event_loop()
@@ -60,6 +62,12 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def token(self) -> str | None:
+        """That trainers of a job with `security.token` show."""
+        token = self.spec.config.security.token
+        return None if token is None else token.get_secret_value()
 
     def roles(self) -> dict[str, RoleStatus]:
         """The processes as they are now, by name (`loader-0`)."""

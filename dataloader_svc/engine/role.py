@@ -14,17 +14,20 @@ import json
 import logging
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from dataloader_client import methods
 from dataloader_svc.clock import SystemClock
+from dataloader_svc.engine.access import public_access, role_access, role_credentials
 from dataloader_svc.engine.child import ChildContext, run_child
 from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import StoreError, StoreUnreachable
 from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.status import RoleName
+from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
 
@@ -48,17 +51,20 @@ class Service(Protocol):
 def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | None = None) -> Service:
     """The service of a role. Imported where used: a planner pays for no decoder."""
     clock = SystemClock()
+    connect = partial(Peer, credentials=role_credentials(spec))
     if role == "planner":
         from dataloader_svc.planner.service import PlannerService
 
-        return PlannerService(spec.config, store, clock, owner=spec.run_id, base_dir=spec.base_dir)
+        return PlannerService(
+            spec.config, store, clock, owner=spec.run_id, base_dir=spec.base_dir, connect=connect
+        )
     if role == "loader":
         from dataloader_svc.loader.service import LoaderService
 
         return LoaderService(spec.config, spec.base_dir, index=index, clock=clock)
     from dataloader_svc.constructor.service import ConstructorService
 
-    return ConstructorService(spec.config, store, clock, index=index, log_file=log_file)
+    return ConstructorService(spec.config, store, clock, index=index, log_file=log_file, connect=connect)
 
 
 async def run_role(
@@ -81,7 +87,10 @@ async def run_role(
         public = role == "constructor" and index == 0
         called = RoleName(name, log_file)
         server, address = await start_server(
-            {SERVICES[role]: service}, spec.address if public else "127.0.0.1:0", role=called
+            {SERVICES[role]: service},
+            spec.address if public else "127.0.0.1:0",
+            role=called,
+            access=public_access(spec.config, spec.base_dir) if role == "constructor" else role_access(spec),
         )
         try:
             gc.collect()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dataloader_svc.config.load import LoadedConfig
-from dataloader_svc.config.schema import Config
+from dataloader_svc.config.schema import Config, Security
+from dataloader_svc.config.schema.security import REVEALED
 from dataloader_svc.errors import ConfigError
 
 
@@ -22,6 +25,7 @@ class JobSpec:
     run_dir   folder of this run: spec, logs
     address   where constructor 0 listens, HOST:PORT; port 0 = any free one
     run_id    names this run of the service: its planners succeed each other at once, others wait
+    role_token  that roles of this run show each other
     """
 
     config: Config
@@ -30,20 +34,23 @@ class JobSpec:
     run_dir: Path
     address: str
     run_id: str
+    role_token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     def write(self) -> Path:
         """Write `run_dir/job.json` for the roles and return its path."""
         values = {
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json", context=REVEALED),
             "base_dir": str(self.base_dir),
             "store": self.store,
             "run_dir": str(self.run_dir),
             "address": self.address,
             "run_id": self.run_id,
+            "role_token": self.role_token,
         }
         path = self.run_dir / "job.json"
-        path.touch(mode=0o600)  # the store's URL may hold a password
-        path.write_text(json.dumps(values))
+        path.unlink(missing_ok=True)  # whoever could read it before must not read this one
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(values, file)  # tokens, and perhaps a password in the store's URL
         return path
 
     @classmethod
@@ -57,6 +64,7 @@ class JobSpec:
             run_dir=Path(values["run_dir"]),
             address=values["address"],
             run_id=values["run_id"],
+            role_token=values["role_token"],
         )
 
 
@@ -82,3 +90,9 @@ def job_spec(loaded: LoadedConfig, run_dir: Path, address: str, store: str | Non
     elif url.startswith(("redis", "rediss")) and not re.search(r"[?&]job=", url):
         url += f"{'&' if '?' in url else '?'}job={config.job}"
     return JobSpec(config, loaded.base_dir, url, run_dir, address, run_id=uuid.uuid4().hex[:12])
+
+
+def private(spec: JobSpec) -> JobSpec:
+    """The same for a job that only this process is to read: with a token that nobody else has."""
+    token = Security.model_validate({"token": secrets.token_hex(32)})
+    return replace(spec, config=spec.config.model_copy(update={"security": token}))

@@ -25,7 +25,7 @@ from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
 from dataloader_svc.planner import shadows
 from dataloader_svc.planner.shadows import Shadows
 from dataloader_svc.rpc.convert import probe_from_frame
-from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.sample import BlockId, ProbeColumns
 from dataloader_svc.store.base import Store
 
@@ -47,15 +47,16 @@ Result = TypeVar("Result")
 class LoaderPool:
     """Belongs to one event loop. `close` ends all channels."""
 
-    def __init__(self, store: Store, clock: Clock, count: int) -> None:
+    def __init__(self, store: Store, clock: Clock, count: int, connect: Connect = Peer) -> None:
         self._store = store
         self._clock = clock
+        self._connect = connect
         self._peers: dict[str, Peer] = {}
         self._addresses: list[str] = []
         self._holder: dict[BlockId, str] = {}
         self._calls = asyncio.Semaphore(_CALLS_A_LOADER * count)
         self._said = -_SAY_AGAIN_S
-        self._shadows = Shadows(store, clock)
+        self._shadows = Shadows(store, clock, connect)
 
     async def describe(self, source: str, epoch: int) -> tuple[NDArray[np.int64], str]:
         """int64 (num_blocks + 1,) positions where the blocks begin, and the digest of the source's index."""
@@ -150,7 +151,7 @@ class LoaderPool:
 
     def _peer(self, address: str) -> Peer:
         if address not in self._peers:
-            self._peers[address] = Peer(address, "loader")
+            self._peers[address] = self._connect(address, "loader")
         return self._peers[address]
 
     # ---- calling

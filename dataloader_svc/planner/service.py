@@ -46,6 +46,7 @@ from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
 from dataloader_svc.planner.state import State
+from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.sample import BlockId
 from dataloader_svc.store.base import LEAVE_S, Store
 
@@ -65,9 +66,19 @@ class PlannerService:
 
     owner      name of this role in the leader lease: a restarted planner with the same name leads at once
     base_dir   the folder of the YAML, which its relative paths start from
+    connect    makes the channels to loaders
     """
 
-    def __init__(self, config: Config, store: Store, clock: Clock, *, owner: str, base_dir: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        clock: Clock,
+        *,
+        owner: str,
+        base_dir: Path,
+        connect: Connect = Peer,
+    ) -> None:
         self._config, self._store, self._clock, self._owner = config, store, clock, owner
         self._rules = Rules.of(config, base_dir)
         self._strategy = Strategy.of(config, base_dir)
@@ -75,7 +86,7 @@ class PlannerService:
         self._digests: dict[str, str] = {}
         self._config_hash = ""
         self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
-        self._loaders = LoaderPool(store, clock, config.loader.count)
+        self._loaders = LoaderPool(store, clock, config.loader.count, connect)
         self._journal = Journal(store, config.sequence_length)
         self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None

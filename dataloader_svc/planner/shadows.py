@@ -18,7 +18,7 @@ from dataloader_client import methods
 from dataloader_client._pb import loader_service_pb2
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import DataloaderError, StoreError
-from dataloader_svc.rpc.stubs import Peer
+from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.sample import BlockId
 from dataloader_svc.store.base import Store
 
@@ -34,9 +34,10 @@ _REMEMBERED = 4096
 class Shadows:
     """Belongs to one event loop. `close` ends what runs."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, connect: Connect = Peer) -> None:
         self._store = store
         self._clock = clock
+        self._connect = connect
         self._looked = -_LOOK_AGAIN_S
         self._addresses: list[str] = []
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -80,7 +81,7 @@ class Shadows:
         request = loader_service_pb2.BlockRequest(
             source=block.source, epoch=block.epoch, block=block.block, warm=True
         )
-        peer = Peer(address, "loader")
+        peer = self._connect(address, "loader")
         try:
             await peer.fetch(methods.PROBE, request, timeout_s=_READ_TIMEOUT_S)
         except DataloaderError as error:  # it has gone, or took a loader's place

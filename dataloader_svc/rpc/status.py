@@ -41,6 +41,7 @@ _CODES: dict[type[DataloaderError], grpc.StatusCode] = {
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SessionSuperseded: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.AccessDenied: grpc.StatusCode.UNAUTHENTICATED,
     errors.VersionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PeerError: grpc.StatusCode.UNAVAILABLE,
@@ -71,6 +72,6 @@ def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError, peer: str) -> Dataload
     name = next((str(value) for key, value in metadata if key == ERROR_KEY), "")
     text = error.details() or error.code().name
     cls = _BY_NAME.get(name)
-    if cls is None or cls in (errors.ConfigProblems, errors.BadSample):
+    if cls is None or cls in (errors.ConfigProblems, errors.BadSample, errors.AccessDenied):
         return errors.PeerError(f"{peer}: {error.code().name}: {text}")
     return cls(text)

@@ -6,7 +6,7 @@ Nothing is retried here: who calls knows what else can be done (another loader, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from dataloader_client import methods, wire
+from dataloader_client.credentials import Credentials
 from dataloader_client.transport import channel_options
 from dataloader_svc.rpc.status import from_rpc
 
@@ -31,12 +32,17 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 class Peer:
-    """A role at an address. Use as an async context manager, or `close` it."""
+    """A role at an address. Use as an async context manager, or `close` it.
 
-    def __init__(self, address: str, name: str) -> None:
+    credentials   what is shown to it: those of the job's roles, or a client's
+    """
+
+    def __init__(self, address: str, name: str, credentials: Credentials | None = None) -> None:
         self.address = address
         self.name = name
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(address, OPTIONS))
+        credentials = credentials or Credentials()
+        self._metadata = credentials.metadata("")
+        self._channel = credentials.aio_channel(address, channel_options(address, OPTIONS))
 
     async def call(
         self, method: methods.Unary[Request, Response], request: Request, *, timeout_s: float
@@ -48,7 +54,7 @@ class Peer:
             response_deserializer=method.response.FromString,
         )
         try:
-            response: Response = await stub(request, timeout=timeout_s)
+            response: Response = await stub(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._who()) from None
         return response
@@ -62,7 +68,7 @@ class Peer:
         )
         decoder = wire.Decoder()
         try:
-            async for message in stub(request, timeout=timeout_s):
+            async for message in stub(request, timeout=timeout_s, metadata=self._metadata):
                 decoder.feed(message)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._who()) from None
@@ -77,7 +83,7 @@ class Peer:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        call: Any = stub()
+        call: Any = stub(metadata=self._metadata)
         # Fed here and not by gRPC, whose own task would wait on for the next request when the call is over.
         feeder = asyncio.create_task(_feed(call, requests))
         try:
@@ -108,6 +114,10 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+Connect = Callable[[str, str], Peer]
+"""A channel to an address, of a role called so: `Peer`, with what a job's roles show each other."""
 
 
 async def _feed(call: Any, requests: AsyncIterator[Message]) -> None:

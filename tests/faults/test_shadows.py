@@ -12,7 +12,8 @@ import pytest
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2
 from dataloader_svc.config.load import load_config
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.access import role_credentials
+from dataloader_svc.engine.spec import JobSpec, job_spec
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.store import open_store
 from reading import Reader, assert_equal
@@ -42,7 +43,7 @@ def test_a_shadow_takes_the_place_of_a_killed_loader(data: Path, tmp_path: Path)
         for _ in range(50):  # it hears of a lease when it is free, so of some of them
             reader.allow(ROUND)
             reader.wait()
-            if asyncio.run(_blocks_held(config, "endpoint/loader-shadow/0")):
+            if asyncio.run(_blocks_held(config, served.run_dir, "endpoint/loader-shadow/0")):
                 break
         else:
             pytest.fail("the shadow reads nothing ahead")
@@ -54,13 +55,15 @@ def test_a_shadow_takes_the_place_of_a_killed_loader(data: Path, tmp_path: Path)
     assert run_cli("quarantine", config, "--json").stdout == "[]\n"
 
 
-async def _blocks_held(config: Path, key: str) -> int:
+async def _blocks_held(config: Path, run_dir: Path, key: str) -> int:
     """Of the loader that is registered under `key`."""
     loaded = load_config(config)
     with closing(open_store(job_spec(loaded, config.parent, "127.0.0.1:0").store, config.parent)) as store:
         endpoint = store.get(key)
     assert endpoint is not None
-    peer = Peer(json.loads(endpoint)["address"], "loader")
+    peer = Peer(
+        json.loads(endpoint)["address"], "loader", role_credentials(JobSpec.read(run_dir / "job.json"))
+    )
     try:
         status = await peer.call(methods.LOADER_STATUS, common_pb2.Empty(), timeout_s=10.0)
         return int(status.held_blocks)

@@ -20,7 +20,8 @@ from dataloader_client import Batch, Coords, DataServiceLoader, Mesh, methods
 from dataloader_client._pb import common_pb2, planner_service_pb2
 from dataloader_svc.config.load import load_config
 from dataloader_svc.constructor.peers import PLANNER_KEY
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.access import role_credentials
+from dataloader_svc.engine.spec import JobSpec, job_spec
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.sample import keyed_rng
 from dataloader_svc.store.open import open_existing
@@ -73,7 +74,7 @@ def seconds_of(batches: list[Batch]) -> float:
     return total
 
 
-def calibration(config: Path) -> planner_service_pb2.Calibration:
+def calibration(served: Served, config: Path) -> planner_service_pb2.Calibration:
     """What the planner says of itself."""
     loaded = load_config(config)
     spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", None)
@@ -83,8 +84,10 @@ def calibration(config: Path) -> planner_service_pb2.Calibration:
         value = store.get(PLANNER_KEY)
     assert value is not None
 
+    credentials = role_credentials(JobSpec.read(served.run_dir / "job.json"))
+
     async def ask() -> planner_service_pb2.PlannerStatus:
-        async with Peer(json.loads(value)["address"], "planner") as peer:
+        async with Peer(json.loads(value)["address"], "planner", credentials) as peer:
             status: Any = await peer.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=LIMIT_S)
             return status
 
@@ -99,7 +102,7 @@ def test_the_hidden_model_is_found_and_steps_are_placed_again_as_they_were(
     with serve(config) as served, ExitStack() as stack:
         trainers = Trainers(served, stack)
         for step in trainers.steps(MOST_STEPS):
-            found = calibration(config)
+            found = calibration(served, config)
             if found.observations >= 400 and step > found.from_step + 5 > 5:
                 break
         assert found.error < 0.02
@@ -110,7 +113,7 @@ def test_the_hidden_model_is_found_and_steps_are_placed_again_as_they_were(
 
         served.roles()["planner-0"].kill()
         served.wait_said("planner-0 is back")
-        after = calibration(config)
+        after = calibration(served, config)
         assert (after.factors, after.from_step) == (found.factors, found.from_step)
         for rank, loader in enumerate(trainers.loaders):
             for number in range(0, step + 1, 5):
@@ -122,7 +125,7 @@ def test_the_hidden_model_is_found_and_steps_are_placed_again_as_they_were(
 
         trainers.slow[2] = 1.5
         for _ in trainers.steps(MOST_STEPS):
-            found = calibration(config)
+            found = calibration(served, config)
             if found.slow:
                 break
         assert list(found.slow) == [2]

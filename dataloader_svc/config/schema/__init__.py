@@ -10,6 +10,7 @@ from dataloader_svc.config.schema.fields import AudioFields, Interleaved, Prefer
 from dataloader_svc.config.schema.job import FIELDS_ALONE, Config
 from dataloader_svc.config.schema.model import Bytes, Model, parse_size
 from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
+from dataloader_svc.config.schema.security import Security, Tls
 from dataloader_svc.config.schema.source import Shuffle, Source
 from dataloader_svc.config.schema.storage import StorageSettings
 from dataloader_svc.config.schema.strategy import Cost, EncoderCostConfig, LlmCostConfig, Mesh, Strategy
@@ -45,10 +46,12 @@ __all__ = [
     "Model",
     "Planner",
     "Preference",
+    "Security",
     "Shuffle",
     "Source",
     "StorageSettings",
     "Strategy",
+    "Tls",
     "TokenizerBackend",
     "TokenizerOptions",
     "VideoFields",

@@ -12,6 +12,7 @@ from dataloader_svc.config.cross import cross_problems
 from dataloader_svc.config.schema.batch import GlobalBatch, Mixture
 from dataloader_svc.config.schema.model import Model
 from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
+from dataloader_svc.config.schema.security import Security
 from dataloader_svc.config.schema.source import Source
 from dataloader_svc.config.schema.storage import StorageSettings
 from dataloader_svc.config.schema.strategy import Mesh, Strategy
@@ -85,6 +86,9 @@ class Config(Model):
     index_cache: str = Field(default=".dataloader-svc/index", description="Folder for row indexes.")
     storage: StorageSettings = Field(
         default_factory=StorageSettings, description="Reading from object stores and web servers."
+    )
+    security: Security = Field(
+        default_factory=Security, description="Who may read; by default all programs of this machine."
     )
 
     @property
