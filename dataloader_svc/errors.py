@@ -184,6 +184,6 @@ class SessionSuperseded(DataloaderError):
                 "served now; join again, all ranks with the same mesh and state"
             )
         return cls(
-            f"session {session} is over, and none has begun since: the service was started with another "
-            "store or configuration; join again, all ranks with the same mesh and state"
+            f"session {session} is over, and none has begun since: its ranks disagreed, or the service was "
+            "started with another store or configuration; join again, all ranks with the same mesh and state"
         )

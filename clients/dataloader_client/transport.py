@@ -179,7 +179,9 @@ class Transport:
         """Ask where this rank's constructor is now, unless it is the one that is asked."""
         if self._data_address == self.address or self._joined is None:
             return
-        request, session = self._joined
+        before, session = self._joined
+        request = plan_pb2.JoinRequest(session=session)
+        request.MergeFrom(before)
         if self._join(request, timeout_s).session != session:
             raise SessionSupersededError(f"session {session} is over: join again")
 

@@ -8,6 +8,7 @@ import dataloader_svc
 from dataloader_client._pb import common_pb2, plan_pb2
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import MeshError
+from dataloader_svc.planner.attendance import Coords
 from dataloader_svc.planner.place import MeshSize, Placement, check_mesh, num_microbatches
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Session
@@ -30,6 +31,11 @@ def asked_mesh(config: Config, request: plan_pb2.JoinRequest) -> MeshSize:
         if place >= size:
             raise MeshError(f"{axis} rank {place} is not in 0 to {size - 1} of mesh {mesh}")
     return mesh
+
+
+def coords_of(request: plan_pb2.JoinRequest) -> Coords:
+    """Of the rank that joins."""
+    return Coords(*(getattr(request.coords, axis) for axis in _AXES))
 
 
 def join_response(

@@ -22,6 +22,7 @@ from dataloader_svc.config.digest import config_hash, read_digest
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     DataloaderError,
+    MeshError,
     NotLeader,
     PeerError,
     SessionSuperseded,
@@ -29,6 +30,7 @@ from dataloader_svc.errors import (
     StoreError,
 )
 from dataloader_svc.planner import core
+from dataloader_svc.planner.attendance import AGREE_S, Agreement, Claim, Coords
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors, factors_at
 from dataloader_svc.planner.journal import Journal
@@ -36,6 +38,7 @@ from dataloader_svc.planner.loaders import LoaderPool
 from dataloader_svc.planner.messages import (
     asked_mesh,
     blocks_by_piece,
+    coords_of,
     join_response,
     mesh_message,
     placed_plan,
@@ -90,6 +93,7 @@ class PlannerService:
         self._journal = Journal(store, config.sequence_length)
         self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None
+        self._agreement = Agreement(AGREE_S)
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._plan_seconds: dict[int, tuple[float, float]] = {}
         self._waiting_since: float | None = None  # for probes, with a step wanted
@@ -262,19 +266,38 @@ class PlannerService:
         if request.state_json:
             state = State.from_json(request.state_json).renamed(self._digests)
             check_state(state, self._digests, force=request.force)
-        async with self._joining:
-            await self._take_requests()
-            session, state = await self._enter(state, mesh)
+        if request.session:  # a rank of a session that is over must not begin one
+            self._check(int(request.session))
+        session, state = await self._agree(state, mesh, coords_of(request))
         faultpoint.point("planner.joined")
         return join_response(config, self._config_hash, self._rules.names, session, state)
 
-    async def _enter(self, state: State | None, mesh: MeshSize) -> tuple[Session, State]:
+    async def _agree(self, state: State | None, mesh: MeshSize, rank: Coords) -> tuple[Session, State]:
+        """`_enter`, once no other rank is there that wants something else. StateError, MeshError: one is."""
+        rules, agreement = self._rules, self._agreement
+        if state is None:
+            state = State.initial(rules.names, seed=self._config.seed, config=self._digests)
+        adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
+        claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
+        async with agreement.holding(claim, rank):
+            while True:
+                async with self._joining:
+                    if agreement.may_enter(claim, rank):
+                        await self._take_requests()
+                        entered = await self._enter(state, adapted, mesh)
+                        await agreement.entered(entered[0].number, claim, rank)
+                        return entered
+                try:
+                    await agreement.hold_back(claim, rank, until)
+                except (StateError, MeshError) as dispute:
+                    log.warning("planner: %s", dispute)
+                    self._session = None
+                    await self._wake()
+                    raise
+
+    async def _enter(self, state: State, adapted: State, mesh: MeshSize) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
         generation = self._journal.generation
-        if state is None:
-            state = State.initial(self._rules.names, seed=self._config.seed, config=self._digests)
-        rules = self._rules
-        adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
         logged = await self._journal.state_at(state.step) if generation is not None else None
         changed = isinstance(self._core.stopped, StateError)
         choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)
@@ -410,6 +433,7 @@ class PlannerService:
             raise PeerError("the planner is stopping; it will be back")
         now = self._session.number if self._session is not None else 0
         if session != now:
+            self._agreement.check(session)
             raise SessionSuperseded.of(session, now)
 
     async def _place(self, plan: Plan, number: int) -> plan_pb2.PlacedPlan:

@@ -120,7 +120,7 @@ class PlacedPlan(_message.Message):
     def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force")
+    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class JoinRequest(_message.Message):
     COORDS_FIELD_NUMBER: _ClassVar[int]
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_version: str
     job: str
@@ -135,7 +136,8 @@ class JoinRequest(_message.Message):
     coords: _common_pb2.Coords
     state_json: str
     force: bool
-    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    session: int
+    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json")
