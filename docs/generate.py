@@ -35,6 +35,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("media_tokens", schema.MediaTokens),
     ("markers", schema.Markers),
     ("strategy", schema.Strategy),
+    ("strategy.wait", schema.Wait),
     ("strategy.cost.llm", schema.LlmCostConfig),
     ("strategy.cost.encoder", schema.EncoderCostConfig),
     ("mesh", schema.Mesh),

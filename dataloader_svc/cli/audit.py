@@ -253,6 +253,9 @@ def _report(config: Config, runs: list[MeshRun], findings: list[Finding], *, as_
         for r in rows
     ]
     out.print(table(f"{config.job}: imbalance is the slowest rank over the mean", columns, cells))
+    if config.strategy.waiting is not None and rows:
+        delay, error = rows[0]["delay_steps"], rows[0]["mixture_error"]
+        out.print(f"a token waited {delay:.2f} steps; what was placed is {error:.2%} from the mixture")
     for name, meaning in CONTRACTS.items():
         out.print(f"{'BROKEN' if name in broken else 'holds '}  {name}: {meaning}", markup=False)
     for finding in findings:
@@ -264,6 +267,7 @@ def _row(run: MeshRun) -> dict[str, Any]:
     names = (
         *("packing_efficiency", "llm_imbalance", "llm_imbalance_arrival", "llm_floor"),
         *("encoder_imbalance", "encoder_imbalance_arrival", "encoder_floor", "mixture_deviation"),
+        *("mixture_error", "delay_steps"),
     )
     return {
         "mesh": run.mesh,

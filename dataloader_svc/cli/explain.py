@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from dataloader_balancers import Remedy, remedies, segment_sum
 from dataloader_client import Coords, Mesh, MeshMismatchError
 from dataloader_svc.cli.explain_view import (
     Explanation,
@@ -114,7 +115,15 @@ def explain(
         skipped=tuple(_skipped(plan, rows)),
         notes=tuple(notes),
         trace=plan_trace(graph, plan, placement, _size(mesh), strategy),
+        remedies=_remedies(config, plan, mesh, strategy),
     )
+
+
+def _remedies(config: Config, plan: Plan, mesh: Mesh, strategy: Strategy) -> tuple[Remedy, ...]:
+    """What would spare time of the language model; in strict mode only what keeps the step's samples."""
+    costs = segment_sum(strategy.llm.of_documents(plan.pieces.length), plan.sequence_offsets)
+    per_rank = -(-plan.num_sequences // mesh.dp)
+    return remedies(costs, mesh.dp, per_rank=per_rank, strict=config.strategy.mode == "strict")
 
 
 def _skipped(plan: Plan, rows: Rows) -> Iterator[SkippedView]:

@@ -15,11 +15,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dataloader_balancers import CUTS
+from dataloader_balancers import CUTS, Remedy
 from dataloader_balancers.strategy import Applied
 from dataloader_client.mesh import Coords, Mesh
 from dataloader_svc.cli.contents import PieceKey
 from dataloader_svc.cli.output import table
+from dataloader_svc.cli.simulate_view import REMEDIES
 from dataloader_svc.cli.step_view import SequenceView, piece_json, sequence_json
 from dataloader_svc.errors import Reason
 from dataloader_svc.planner.place import Placement
@@ -49,6 +50,7 @@ class Explanation:
     slices      with cp > 1 and a rank: which tokens of each piece are in its slice
     notes       sentences on what can't be told, and why
     trace       what each primitive of the strategy did, for all ranks
+    remedies    what would make the step shorter than any placement of its sequences; the best first
     """
 
     job: str
@@ -63,6 +65,7 @@ class Explanation:
     skipped: tuple[SkippedView, ...]
     notes: tuple[str, ...]
     trace: tuple[Applied, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
 
 
 def of_rank(
@@ -132,6 +135,10 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for phase in ("llm", "encoder")
         },
         "strategy": [asdict(each) for each in explained.trace],
+        "remedies": [
+            {"name": each.name, "gain": each.gain, "keeps_samples": each.keeps_set}
+            for each in explained.remedies
+        ],
         "skipped": [_skipped_json(each) for each in explained.skipped],
         "metrics": dict(plan.metrics),
         "last": plan.last,
@@ -169,6 +176,10 @@ def explanation_lines(explained: Explanation) -> Iterator[RenderableType]:
     yield _summary(explained)
     yield Text("")
     yield _imbalance(explained)
+    for each in explained.remedies[:1]:
+        yield Text(f"\nwhat helps most: {REMEDIES[each.name]}; spares {each.gain:.0%} of the LLM's time")
+    if plan.metrics.get("delay_steps") or len(plan.state.waiting):
+        yield Text("\n" + _waiting_line(plan))
     if explained.trace:
         yield Text("\nstrategy", "bold")
         yield from (Text(str(step)) for step in explained.trace)
@@ -188,6 +199,18 @@ def explanation_lines(explained: Explanation) -> Iterator[RenderableType]:
         yield Text(f"\nnote: {note}")
     if mesh.cp > 1 and explained.rank is None:
         yield Text("\neach of the cp ranks holds a slice of every sequence; --rank says which tokens")
+
+
+def _waiting_line(plan: Plan) -> str:
+    """What waits after the step, and what waiting has cost; an older log does not tell the latter."""
+    state, metrics = plan.state, plan.metrics
+    oldest = f", the oldest for {int(state.age.max())} steps" if len(state.age) else ""
+    line = f"waiting: {len(state.waiting):,} documents, {state.waiting.tokens:,} tokens{oldest}"
+    if "delay_steps" in metrics:
+        line += f"; a token of this step had waited {metrics['delay_steps']:.2f} steps"
+    if "mixture_error" in metrics:
+        line += f"; all that was placed is {metrics['mixture_error']:.2%} from the mixture"
+    return line
 
 
 def _place_line(explained: Explanation) -> str:

@@ -14,7 +14,7 @@ _REASONS = {
     "crowd": "more dear items than ranks",
     "caps": "equal counts",
 }
-_REMEDIES = {
+REMEDIES = {
     "cut": "cut the dearest items over several ranks (context parallel)",
     "widen": "balance accumulated microbatches together",
     "wait": "let dear items wait for others (relaxed mode)",
@@ -74,7 +74,7 @@ def outcome_section(title: str, outcome: Outcome) -> Section:
         for reason, count in outcome.bindings.items()
     ]
     notes += [
-        f"what helps most in {count} of {outcome.steps} steps: {_REMEDIES[name]}; "
+        f"what helps most in {count} of {outcome.steps} steps: {REMEDIES[name]}; "
         f"spares {gain:.0%} of the LLM's time"
         for name, (count, gain) in outcome.remedies.items()
     ]

@@ -30,6 +30,7 @@ def cross_problems(config: Config) -> list[Problem]:
         *_media_problems(config),
         *_sound_problems(config),
         *_strategy_problems(config.strategy),
+        *_waiting_problems(config),
     ]
 
 
@@ -150,6 +151,18 @@ def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
             names = sorted(known)
             yield place, f"unknown {kind} {name!r}; known: {', '.join(names)}{nearest(name, names)}"
     yield from _cost_problems(strategy)
+
+
+def _waiting_problems(config: Config) -> Iterator[Problem]:
+    strategy, samples = config.strategy, config.global_batch.samples
+    if strategy.mode == "strict" and strategy.wait is not None:
+        yield ("strategy", "wait"), "in strict mode no outlier waits; use mode: relaxed, or leave it out"
+    if strategy.mode == "relaxed" and samples is not None:
+        message = (
+            f"a step of {samples} samples has all that are drawn for it, so none can wait: use mode: strict, "
+            "or give global_batch in sequences or tokens"
+        )
+        yield ("strategy", "mode"), message
 
 
 def _cost_problems(strategy: Strategy) -> Iterator[Problem]:

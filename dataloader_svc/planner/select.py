@@ -3,7 +3,8 @@
 First in line is what waits from steps before; then samples are drawn by the mixture (`draw.py`). Of a step
 that is given in sequences or tokens, until a little more than its tokens is there: a packer then fills
 exactly `num_sequences` sequences, and what does not fit waits. Of one that is given in samples, until it has
-exactly `num_samples`: all of them are packed, in as many sequences as they need, and nothing waits.
+exactly `num_samples`: all of them are packed, in as many sequences as they need, and nothing waits. Relaxed
+strategies also let outliers wait for their like (`waiting.py`), and draw as much more.
 The result never depends on which probes happen to be at hand: where one is missing, nothing is selected and
 the missing block is named. Nothing here knows the mesh. `plan.py` makes the record of it.
 """
@@ -25,8 +26,9 @@ from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.draw import Draw
 from dataloader_svc.planner.mixture import Schedule
 from dataloader_svc.planner.pieces import Pieces, SkippedRow, TooLong
-from dataloader_svc.planner.state import State
+from dataloader_svc.planner.state import SourceState, State
 from dataloader_svc.planner.supply import BadLimit, Cursor, Lack, Supply
+from dataloader_svc.planner.waiting import Wait, held, mean_delay, mixture_error
 
 PATIENT_STEPS = 2
 """What has waited this long is placed before all that is younger, oldest first: nothing waits for ever."""
@@ -35,6 +37,9 @@ GAP_SHARE = 0.1
 """Of what is overdrawn, the share that the packer gets to fill gaps with."""
 
 _MOST_TRIES = 3
+
+_MOST_DRAWS = 8
+"""Each but the first is for what the one before left lacking, since outliers of it wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Rules:
                  None: as many as they need; else it is `num_sequences`, and `num_samples` is None
     whole        sources whose samples are never cut: preference pairs
     fill         share of the sequences' room that the tokens of a step take
+    wait         how outliers wait for their like; None: they don't
     """
 
     names: tuple[str, ...]
@@ -63,6 +69,7 @@ class Rules:
     bad_limit: Mapping[str, BadLimit]
     whole: frozenset[str] = frozenset()
     fill: float = 1.0
+    wait: Wait | None = None
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -89,6 +96,7 @@ class Rules:
             },
             whole=frozenset(name for name, source in config.sources.items() if source.preference is not None),
             fill=config.strategy.fill,
+            wait=Wait.of(config.strategy),
         )
 
     @property
@@ -138,43 +146,98 @@ class Ended:
     left_samples: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pool:
+    """What a step is made of: waiting pieces, then drawn ones, with the steps that each has waited.
+
+    sources, largest, ended   of the state after the step
+    holds                     bool (n,) outliers, which wait whatever room there is
+    """
+
+    pieces: Pieces
+    age: NDArray[np.int64]
+    sources: Mapping[str, SourceState]
+    skipped: tuple[tuple[int, int, SkippedRow], ...]
+    largest: int
+    ended: bool
+    holds: NDArray[np.bool_]
+
+    @property
+    def free(self) -> int:
+        """Tokens that do not wait for their like."""
+        return int(self.pieces.length[~self.holds].sum())
+
+
 def select(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Selected | Needed | Ended:
     """The step `state.step`. Raises DataError where a source has too many bad samples or none at all."""
     assert state.names == rules.names, "the state was adapted to the configuration"
-    draw = _draw(rules, state, supplies)
-    if isinstance(draw, Needed):
-        return draw
+    pool = _pool(rules, state, supplies)
+    if isinstance(pool, Needed):
+        return pool
+    pieces, age = pool.pieces, pool.age
+    if pool.ended and (not len(pieces) or (rules.last_batch == "drop" and not _is_full(rules, pieces, age))):
+        return Ended(pieces.tokens, pieces.num_samples)
+    placed, offsets, waits = _pack(rules, pool)
+    after = replace(
+        state,
+        step=state.step + 1,
+        sources=pool.sources,
+        waiting=pieces.take(waits),
+        age=age[waits] + 1,
+        largest=pool.largest,
+        ended=pool.ended,
+    )
+    taken = pieces.take(placed)
+    filled = taken.tokens / ((len(offsets) - 1) * rules.sequence_length)
+    metrics = _metrics(rules, after, filled, mean_delay(taken, age[placed]))
+    return Selected(state.step, taken, offsets, pool.skipped, after, metrics)
+
+
+def _pool(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> _Pool | Needed:
+    """What waits and what is drawn; where outliers wait, as many tokens more as they have.
+
+    Each draw begins anew: what waited may go with what comes, and then less is lacking. A step never starves
+    for what it holds back: of data that is nearly all outliers, the oldest fill it up.
+    """
+    beyond = 0
+    for _ in range(_MOST_DRAWS):
+        draw = _draw(rules, state, supplies, beyond)
+        if isinstance(draw, Needed):
+            return draw
+        pool = _drawn(rules, state, draw)
+        lacking = rules.wanted - pool.free
+        if rules.wait is None or pool.ended or lacking <= 0:
+            return pool
+        beyond += lacking
+    holding = np.flatnonzero(pool.holds)  # oldest first
+    before = pool.free + np.cumsum(pool.pieces.length[holding]) - pool.pieces.length[holding]
+    pool.holds[holding[before < rules.size]] = False
+    return pool
+
+
+def _drawn(rules: Rules, state: State, draw: Draw) -> _Pool:
     parts, sources, skipped = [state.waiting], {}, []
     for number, (name, cursor) in enumerate(zip(rules.names, draw.cursors, strict=True)):
         pieces, sources[name] = cursor.finished(number, state.sources[name], float(draw.credits[number]))
         parts.append(pieces)
         skipped += [(number, epoch, row) for epoch, row in cursor.skipped]
-    pool = Pieces.concat(parts)
-    age = np.concatenate([state.age, np.zeros(len(pool) - len(state.age), np.int64)])
-    ended = state.ended or draw.ended
-    if ended and (not len(pool) or (rules.last_batch == "drop" and not _is_full(rules, pool, age))):
-        return Ended(pool.tokens, pool.num_samples)
-    placed, offsets, waits = _pack(rules, pool, age)
-    after = replace(
-        state,
-        step=state.step + 1,
-        sources=sources,
-        waiting=pool.take(waits),
-        age=age[waits] + 1,
-        largest=draw.largest,
-        ended=ended,
-    )
-    capacity = (len(offsets) - 1) * rules.sequence_length
-    metrics = _metrics(after, placed.tokens / capacity)
-    return Selected(state.step, placed, offsets, tuple(skipped), after, metrics)
+    pieces, ended = Pieces.concat(parts), state.ended or draw.ended
+    age = np.concatenate([state.age, np.zeros(len(pieces) - len(state.age), np.int64)])
+    holds = np.zeros(len(pieces), np.bool_)
+    if rules.wait is not None and rules.num_sequences is not None and not ended:
+        costs, mean = rules.llm_cost.of_documents(pieces.length), rules.size // rules.num_sequences
+        holds = held(rules.wait, pieces.length, age, costs, rules.num_sequences, mean)
+    return _Pool(pieces, age, sources, tuple(skipped), draw.largest, ended, holds)
 
 
-def _draw(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Draw | Needed:
-    """The step's samples, drawn knowing what the step will draw in all where that matters."""
+def _draw(rules: Rules, state: State, supplies: Mapping[str, Supply], beyond: int) -> Draw | Needed:
+    """The step's samples and `beyond` tokens more, drawn knowing what the step will draw in all where that
+    matters.
+    """
     expected = 0
     for _ in range(_MOST_TRIES):
         draw = _new_draw(rules, state, supplies, expected)
-        lacking = [] if state.ended else draw.run(rules.wanted, rules.size)
+        lacking = [] if state.ended else draw.run(rules.wanted + beyond, rules.size)
         if lacking:
             return Needed(tuple(lacking))
         if draw.foreseen or draw.ended or draw.total == expected:
@@ -220,12 +283,11 @@ def _is_full(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> bool:
     return int(needed.max()) + 1 >= rules.num_sequences
 
 
-def _pack(
-    rules: Rules, pool: Pieces, age: NDArray[np.int64]
-) -> tuple[Pieces, NDArray[np.int64], NDArray[np.int64]]:
-    """Placed pieces grouped by sequence, offsets of the sequences, and which of the pool wait, in order."""
-    taking_part = _taking_part(rules, pool, age)
-    length = pool.length[taking_part]
+def _pack(rules: Rules, pool: _Pool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Which of the pool are placed, grouped by sequence; offsets of the sequences; which wait, in order."""
+    pieces, age = pool.pieces, pool.age
+    taking_part = _taking_part(rules, pool)
+    length = pieces.length[taking_part]
     preferences = _preferences(rules, length, age[taking_part])
     if rules.num_sequences is None:
         placed = pack_all(rules.pack, length, rules.sequence_length, **preferences)
@@ -233,24 +295,33 @@ def _pack(
     else:
         count = rules.num_sequences
         placed = PACKERS[rules.pack](length, count, rules.sequence_length, **preferences)
-    sequence = np.full(len(pool), -1, np.int64)
+    sequence = np.full(len(pieces), -1, np.int64)
     sequence[taking_part] = placed
     order = np.argsort(sequence, kind="stable")
     order = order[sequence[order] >= 0]  # by sequence, then in order of the pool: deterministic
     offsets = np.searchsorted(sequence[order], np.arange(count + 1))
-    return pool.take(order), offsets.astype(np.int64), np.flatnonzero(sequence < 0)
+    return order, offsets.astype(np.int64), np.flatnonzero(sequence < 0)
 
 
-def _taking_part(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _taking_part(rules: Rules, pool: _Pool) -> NDArray[np.bool_]:
     """What the packer is given. Where more waits than a step takes, only the oldest take part.
 
     So it is with the rest of a very long document; and, of steps in samples, where a state comes from larger
     steps, or from steps in another unit.
     """
     if rules.num_samples is not None:
-        return pool.sample < rules.num_samples
-    before = np.cumsum(pool.length) - pool.length
-    return _hold_back(rules, pool.length, age, before < rules.wanted)
+        return pool.pieces.sample < rules.num_samples
+    free = ~pool.holds
+    length = np.where(free, pool.pieces.length, 0)
+    before = np.cumsum(length) - length
+    taking_part = free & (before < rules.wanted)
+    fixed = pool.age > 0
+    if rules.wait is not None and rules.num_sequences is not None:
+        # Outliers that go, go together: whatever came last, it is not they that are left over.
+        costs = rules.llm_cost.of_documents(pool.pieces.length)
+        together = free & (costs > costs[taking_part].sum() / rules.num_sequences)
+        taking_part, fixed = taking_part | together, fixed | together
+    return _hold_back(rules, pool.pieces.length, fixed, taking_part)
 
 
 class _Preferences(TypedDict):
@@ -266,15 +337,15 @@ def _preferences(rules: Rules, length: NDArray[np.int64], age: NDArray[np.int64]
 
 
 def _hold_back(
-    rules: Rules, length: NDArray[np.int64], age: NDArray[np.int64], mask: NDArray[np.bool_]
+    rules: Rules, length: NDArray[np.int64], fixed: NDArray[np.bool_], mask: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """`mask` without the longest new pieces, as far as the packer has more than it needs.
+    """`mask` without the longest pieces that are not `fixed`, as far as the packer has more than it needs.
 
     A packer leaves the smallest pieces over, hundreds of them, and all of them would stand in the state. It
     needs few to fill its gaps; of the rest of what was overdrawn, the longest wait, which are one or two.
     """
     spare = int(length[mask].sum()) - rules.size - int(rules.size * rules.overdraw * GAP_SHARE)
-    new = np.flatnonzero(mask & (age == 0))
+    new = np.flatnonzero(mask & ~fixed)
     new = new[np.argsort(length[new], kind="stable")]  # ascending: the longest that fits is found at once
     result = mask.copy()
     while len(new) and spare > 0:
@@ -286,12 +357,16 @@ def _hold_back(
     return result
 
 
-def _metrics(after: State, filled: float) -> dict[str, float]:
-    """Of the step: share of its sequences that is filled; what waits; largest distance from the mixture."""
+def _metrics(rules: Rules, after: State, filled: float, delay: float) -> dict[str, float]:
+    """Of the step: share of its sequences that is filled; what waits after it; steps that a token of it has
+    waited; largest distance of what is drawn from the mixture, in samples, and of what is placed, as a share.
+    """
     credits_ = [abs(source.credit) for source in after.sources.values()]
     return {
         "packing_efficiency": filled,
         "waiting_tokens": float(after.waiting.tokens),
         "waiting_steps": float(after.age.max()) if len(after.age) else 0.0,
+        "delay_steps": delay,
         "mixture_deviation": max(credits_) / after.largest if after.largest else 0.0,
+        "mixture_error": mixture_error(after, by_samples=rules.unit == "samples"),
     }

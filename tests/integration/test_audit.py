@@ -52,6 +52,29 @@ def test_steps_of_samples_hold_on_every_mesh(data: Path, tmp_path: Path) -> None
     assert first["steps"] == second["steps"] == (120 + 60 + 48) // 21
 
 
+def test_outliers_that_wait_hold_on_every_mesh(data: Path, tmp_path: Path) -> None:
+    """Relaxed: the same steps whatever the mesh, nothing lost or twice; and how long tokens waited."""
+    strategy = {
+        "mode": "relaxed",
+        "pack": "variable",
+        "fill": 0.8,
+        "cost": {"llm": {"linear": 1, "quadratic": 0.02}},
+    }
+    config = write_config(tmp_path / "job.yaml", job_values(data, strategy=strategy))
+    meshes = ["dp=1", "dp=4", "dp=2,cp=2"]
+    options = [word for mesh in meshes for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 8, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(report["contracts"].values())
+    assert len({tuple(row["digests"]) for row in report["meshes"]}) == 1
+    figures = {(row["delay_steps"], row["mixture_error"]) for row in report["meshes"]}
+    assert len(figures) == 1
+    delay, error = figures.pop()
+    assert 0.05 < delay < 2
+    assert 0 < error < 0.5
+
+
 def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
     values = job_values(data)
     values["mixture"]["exhausted"] = "drop"

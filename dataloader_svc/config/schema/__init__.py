@@ -13,7 +13,14 @@ from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
 from dataloader_svc.config.schema.security import Security, Tls
 from dataloader_svc.config.schema.source import Shuffle, Source
 from dataloader_svc.config.schema.storage import StorageSettings
-from dataloader_svc.config.schema.strategy import Cost, EncoderCostConfig, LlmCostConfig, Mesh, Strategy
+from dataloader_svc.config.schema.strategy import (
+    Cost,
+    EncoderCostConfig,
+    LlmCostConfig,
+    Mesh,
+    Strategy,
+    Wait,
+)
 from dataloader_svc.config.schema.tokens import (
     Images,
     Markers,
@@ -55,5 +62,6 @@ __all__ = [
     "TokenizerBackend",
     "TokenizerOptions",
     "VideoFields",
+    "Wait",
     "parse_size",
 ]

@@ -83,11 +83,35 @@ class Cost(Model):
     encoder: EncoderCostConfig = Field(default_factory=EncoderCostConfig)
 
 
+class Wait(Model):
+    """How outliers wait in relaxed mode."""
+
+    max_age: int = Field(
+        default=32, ge=1, description="Steps after which a document waits no longer, whatever it costs."
+    )
+    tolerance: float = Field(
+        default=0.12,
+        ge=0,
+        le=10,
+        description="A document waits that costs more than an average sequence by this share, until so many "
+        "have come that its step is level to within the same share. More delays less and levels less.",
+    )
+
+
 class Strategy(Model):
     """How documents become sequences, and sequences the work of ranks: by field, or as a list of primitives
     (`steps`), which sets the fields, or by a function that returns one.
     """
 
+    mode: Literal["strict", "relaxed"] = Field(
+        default="strict",
+        description="strict: a step is made of what the mixture gives, and only what finds no room waits. "
+        "relaxed: documents that are dearer than a whole average sequence wait for their like as well, so "
+        "that steps are level; what is placed is then further from the mixture than one sample.",
+    )
+    wait: Wait | None = Field(
+        default=None, description="In relaxed mode, how outliers wait. Default: as its fields' defaults."
+    )
     pack: str = Field(
         default="best_fit",
         description="A packer of dataloader_balancers.PACKERS, or MODULE:FUNCTION of the same signature.",
@@ -139,6 +163,11 @@ class Strategy(Model):
         description="In place of the fields above: MODULE:FUNCTION without arguments, which returns a "
         "`dataloader_balancers.strategy.Strategy`; found in the folder of this file or as Python finds it.",
     )
+
+    @property
+    def waiting(self) -> Wait | None:
+        """How outliers wait; None: they don't."""
+        return None if self.mode == "strict" else self.wait or Wait()
 
     @field_validator("pack", "balance", "function")
     @classmethod
