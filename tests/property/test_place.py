@@ -1,5 +1,6 @@
 """Random phases, caps, speeds and counts for `place`, beside slow and obvious checks."""
 
+import importlib
 import itertools
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from dataloader_balancers.assign import Cap, Ranks, place
 from dataloader_balancers.assign.items import _PACKED_FROM, descending
 
+PLACE = importlib.import_module("dataloader_balancers.assign.place")  # whose name its function has, too
 quiet = settings(deadline=None)  # other work on the machine is no failure
 
 
@@ -132,10 +134,17 @@ def test_the_order_of_arrival_does_not_matter(problem, data):
 @quiet
 @given(problems(max_items=40, max_ranks=12))
 def test_rounds_keep_what_one_by_one_keeps(problem):
-    """The way of 2 million pairs and more, on few."""
+    """The way of 2 million pairs and more, on few: rounds, then exchanges in bulk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dataloader_balancers.assign.greedy._ONE_BY_ONE", 20)
+        patch.setattr("dataloader_balancers.assign.greedy._ONE_BY_ONE_PHASES", 20)
+        patch.setattr(PLACE, "_MANY", 20)
+        patch.setattr(PLACE, "_ONLY_MANY", 100)
+        start = place(**problem, steps=0).tolist()
         result = place(**problem).tolist()
+    assert result.count(-1) <= start.count(-1)
+    if result.count(-1) == start.count(-1) == 0:
+        assert step_time(problem, result) <= step_time(problem, start) * (1 + 1e-12)
     held = {
         rank: [i for i, r in enumerate(result) if r == rank] for rank in range(-1, problem["ranks"].count)
     }

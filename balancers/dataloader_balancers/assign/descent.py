@@ -16,21 +16,23 @@ from dataloader_balancers.assign.ranks import Floats, Ints, Task
 
 NEAR = 1e-4  # share of the floor that no step is worth
 STEPS = 400
+BUDGET = 8_000_000  # pairs looked at in all, some tenths of a second: on hundreds of ranks a step is dear
 _PARTNERS = 16  # cheapest ranks that are asked first ...
 _PAIRS = 100_000  # ... and then so many as make this number of pairs of items
-_BUDGET = 8_000_000  # pairs looked at in all, some tenths of a second: on thousands of ranks a step is dear
 _DIVIDED = 10  # items of two ranks, of which all divisions are tried
 _ITEMS = 64  # of a rank that are tried, spread over its items
 _ROUNDING = 1e-12
 _LESS = 1e-9  # relative: no step for less, so that rounding can't make it go round
 
 
-def descend(task: Task, rank: Ints, steps: int = STEPS) -> Ints:
-    """(i,): ranks after at most `steps` tries from `rank` (i,), which keeps the caps. What is at -1 stays."""
+def descend(task: Task, rank: Ints, steps: int = STEPS, budget: float = BUDGET) -> Ints:
+    """(i,): ranks after at most `steps` tries from `rank` (i,), which keeps the caps; none begins when
+    `budget` pairs of items have been looked at. What is at -1 stays.
+    """
     search = _Search(task, rank)
     stuck = phase = 0
     for _ in range(steps):
-        if search.looked_at > _BUDGET:
+        if search.looked_at > budget:
             break
         goal = task.floors[phase] * (1 + NEAR)
         if search.load[phase].max() > goal and search.improve(phase):

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from dataloader_balancers.assign.items import smallest
 from dataloader_balancers.assign.ranks import Floats, Ints, Task
 
-# One by one costs items times ranks. Beyond so many pairs, rounds of a share of the ranks.
-_ONE_BY_ONE = 2_000_000
+# One by one costs items times ranks. Beyond so many pairs, rounds of a share of the ranks; sooner where there
+# are several phases, since exchanges then win back in less time what rounds lose.
+_ONE_BY_ONE, _ONE_BY_ONE_PHASES = 2_000_000, 200_000
 _ROUND = 8  # an eighth of the ranks a round ...
-_COARSE, _COARSE_FROM = 2, 512  # ... half of them while there are more items for each rank than that
+_COARSE, _COARSE_FROM = 2, 512  # ... half of them for several phases, or more items for each rank than that
 _PASSES = 4  # over what found no room, before it is tried one by one
 _TIE_SUM, _TIE_COUNT = 1e-3, 1e-9  # the worst phase decides; then the sum of all; then the number of items
 
@@ -24,10 +25,11 @@ def greedy(task: Task, before: Ints | None = None) -> Ints:
     rank = np.full(task.num_items, -1, np.int64) if before is None else before.copy()
     state = _State(task, rank)
     left = np.flatnonzero(rank < 0)
-    if len(left) * task.num_ranks > _ONE_BY_ONE:
+    few = _ONE_BY_ONE if len(task.costs) == 1 else _ONE_BY_ONE_PHASES
+    if len(left) * task.num_ranks > few:
         for _ in range(_PASSES):
             left = _rounds(task, state, rank, left)
-            if len(left) * task.num_ranks <= _ONE_BY_ONE:
+            if len(left) * task.num_ranks <= few:
                 break
     for item in left.tolist():
         chosen = state.best_of_all(item)
@@ -67,8 +69,11 @@ class _State:
 
     def add(self, items: Ints, ranks: Ints) -> None:
         """No rank twice."""
-        self.load[:, ranks] += self.costs[:, items] * self.slow[:, ranks]
-        self.used[:, ranks] += self.weights[:, items]
+        # Row by row, and `take` elsewhere: `a[:, b]` is laid out by columns, which are slow to work on.
+        for load, cost, slow in zip(self.load, self.costs, self.slow, strict=True):
+            load[ranks] += cost[items] * slow[ranks]
+        for used, weights in zip(self.used, self.weights, strict=True):
+            used[ranks] += weights[items]
 
     def has_room(self, item: int) -> NDArray[np.bool_]:
         """(ranks,): which could take it."""
@@ -90,7 +95,7 @@ def _rounds(task: Task, state: _State, rank: Ints, items: Ints) -> Ints:
     left, start, num_ranks = [], 0, task.num_ranks
     while start < len(items):
         per_rank = (len(items) - start) / num_ranks
-        share = _COARSE if per_rank > _COARSE_FROM else _ROUND
+        share = _COARSE if per_rank > _COARSE_FROM or len(task.costs) > 1 else _ROUND
         open_ = np.flatnonzero(state.used[0] < state.limits[0])
         size = min(max(num_ranks // share, 1), len(items) - start, len(open_))
         if size == 0:
@@ -98,7 +103,8 @@ def _rounds(task: Task, state: _State, rank: Ints, items: Ints) -> Ints:
             break
         chunk = items[start : start + size]
         chosen = open_[_cheapest(state, open_, chunk)]
-        fits = np.all(state.used[:, chosen] + state.weights[:, chunk] <= state.limits[:, chosen], axis=0)
+        held = state.used.take(chosen, axis=1) + state.weights.take(chunk, axis=1)
+        fits = np.all(held <= state.limits.take(chosen, axis=1), axis=0)
         left.append(chunk[~fits])
         rank[chunk[fits]] = chosen[fits]
         state.add(chunk[fits], chosen[fits])
@@ -108,7 +114,7 @@ def _rounds(task: Task, state: _State, rank: Ints, items: Ints) -> Ints:
 
 def _cheapest(state: _State, open_: Ints, chunk: Ints) -> Ints:
     """Places in `open_` of as many ranks as there are items in `chunk`, in the order of these."""
-    load, slow = state.load[:, open_], state.slow[:, open_]
+    load, slow = state.load.take(open_, axis=1), state.slow.take(open_, axis=1)
     typical = state.costs[:, chunk[len(chunk) // 2], None]  # a mean would depend on how a processor adds
     after = load + typical * slow
     score = after.max(axis=0) + _TIE_SUM * after.sum(axis=0) + _TIE_COUNT * state.used[0, open_]
@@ -116,9 +122,9 @@ def _cheapest(state: _State, open_: Ints, chunk: Ints) -> Ints:
     if len(load) == 1:
         return cheapest
     # What weighs more in one phase than in the others goes where that phase has been used least.
-    tilt = _tilt(state.costs[:, chunk])
+    tilt = _tilt(state.costs.take(chunk, axis=1))
     by_need = np.argsort(-tilt, kind="stable")
-    by_room = np.argsort(_tilt(load[:, cheapest]), kind="stable")
+    by_room = np.argsort(_tilt(load.take(cheapest, axis=1)), kind="stable")
     matched = np.empty_like(cheapest)
     matched[by_need] = cheapest[by_room]
     return matched

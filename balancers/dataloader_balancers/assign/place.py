@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dataloader_balancers.assign.descent import NEAR, STEPS, descend
+from dataloader_balancers.assign.descent import BUDGET, NEAR, STEPS, descend
+from dataloader_balancers.assign.exchanges import exchange_many
 from dataloader_balancers.assign.greedy import best_fit, greedy
 from dataloader_balancers.assign.items import checked
 from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
@@ -17,6 +18,9 @@ from dataloader_balancers.assign.ranks import Cap, Ints, Ranks, Task, task
 _DIFFERENCING_UP_TO = 20_000  # items; and no more than so many ranks
 _DIFFERENCING_RANKS = 512
 _DEALT_UP_TO, _DEALS = 64, 8  # items for which shuffled starts are cheap and find what the others miss
+# Items times ranks. From `_MANY` on exchanges are made in bulk, then one by one within a budget that falls
+# from `_SEVERAL` on, beyond which there is one start for several phases; from `_ONLY_MANY` on in bulk alone.
+_MANY, _SEVERAL, _ONLY_MANY = 20_000, 200_000, 2_000_000
 _FIT_UP_TO = 4_000_000  # items times ranks for which a tight fit is tried
 
 
@@ -34,10 +38,10 @@ def place(
 
     Starts: longest processing time first by the worst phase, and by the first phase alone; with one phase and
     like ranks also largest differencing and, up to 64 items, eight shuffled deals; if caps leave something
-    out, also best fit. From each a descent (`descent.py`), and the best of the results. Items go by falling
-    cost, ties by index: an equal problem has an equal result. Heuristic: with one phase at most as dear as
-    `lpt`; near n log n for one, n times R up to 2 million pairs and in rounds beyond. An impossible problem
-    is a ValueError.
+    out, also best fit. From each a search (`exchanges.py`, `descent.py`), and the best of the results. Beyond
+    200,000 pairs of an item and a rank the start is in rounds, and the search shrinks to what keeps the whole
+    near n log n. Items go by falling cost, ties by index: an equal problem has an equal result. Heuristic:
+    with one phase at most as dear as `lpt`. An impossible problem is a ValueError.
     """
     given = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
     problem = task(costs, given, caps)
@@ -60,7 +64,7 @@ def solve(problem: Task, steps: int = STEPS) -> Ints:
     """`place` for a task in `ordered()`."""
     best: tuple[tuple[int, float], Ints] | None = None
     for rank in _starts(problem):
-        found = descend(problem, rank, steps)
+        found = _improved(problem, rank, steps)
         if np.any(found < 0):  # an exchange may have made room
             found = greedy(problem, found)
         loads = problem.loads(found)
@@ -71,6 +75,15 @@ def solve(problem: Task, steps: int = STEPS) -> Ints:
             break
     assert best is not None
     return best[1]
+
+
+def _improved(problem: Task, rank: Ints, steps: int) -> Ints:
+    pairs = problem.num_items * problem.num_ranks
+    if steps and pairs > _MANY:
+        rank = exchange_many(problem, rank)
+    if pairs > _ONLY_MANY:
+        return rank
+    return descend(problem, rank, steps, BUDGET * min(1.0, _SEVERAL / max(pairs, 1)))
 
 
 def _starts(problem: Task) -> Iterator[Ints]:
@@ -89,7 +102,7 @@ def _starts(problem: Task) -> Iterator[Ints]:
     yield first
     if np.any(first < 0) and items * ranks <= _FIT_UP_TO:
         yield best_fit(problem)
-    if len(problem.costs) > 1:
+    if len(problem.costs) > 1 and items * ranks <= _SEVERAL:
         alone = Task(
             problem.costs[:1],
             problem.slow[:1],

@@ -83,7 +83,12 @@ class Task:
     def take(self, items: NDArray[np.int64]) -> Task:
         """The same problem with its items in another order, or some of them."""
         return Task(
-            self.costs[:, items], self.slow, self.weights[:, items], self.limits, self.means, self.floors
+            self.costs.take(items, axis=1),
+            self.slow,
+            self.weights.take(items, axis=1),
+            self.limits,
+            self.means,
+            self.floors,
         )
 
     def loads(self, rank: NDArray[np.int64]) -> Floats:
