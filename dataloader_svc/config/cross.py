@@ -31,6 +31,7 @@ def cross_problems(config: Config) -> list[Problem]:
         *_sound_problems(config),
         *_strategy_problems(config.strategy),
         *_waiting_problems(config),
+        *_ranks_problems(config),
     ]
 
 
@@ -44,7 +45,11 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
     if sequences is not None and sequences % batch.per_microbatch:
         message = f"{batch.per_microbatch} does not divide {sequences} sequences"
         yield ("global_batch", "per_microbatch"), message
-    elif sequences is not None and sequences % (mesh.dp * batch.per_microbatch):
+    elif (
+        even_counts(config.strategy)
+        and sequences is not None
+        and sequences % (mesh.dp * batch.per_microbatch)
+    ):
         microbatches = sequences // batch.per_microbatch
         fitting = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
         message = (
@@ -59,6 +64,11 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
             f"of a sequence); the next that is: {-(-length // slices) * slices}"
         )
         yield ("mesh", "cp"), message
+
+
+def even_counts(strategy: Strategy) -> bool:
+    """Whether all dp ranks have as many sequences, none of them empty."""
+    return strategy.counts == "equal" and strategy.ranks is None
 
 
 def _name_problems(config: Config) -> Iterator[Problem]:
@@ -163,6 +173,68 @@ def _waiting_problems(config: Config) -> Iterator[Problem]:
             "or give global_batch in sequences or tokens"
         )
         yield ("strategy", "mode"), message
+
+
+def _ranks_problems(config: Config) -> Iterator[Problem]:
+    strategy, ranks = config.strategy, config.strategy.ranks
+    if ranks is None:
+        return
+    place = ("strategy", "ranks")
+    lists = {name: getattr(ranks, name) for name in ("llm", "encoder", "sequences")}
+    given = {name: values for name, values in lists.items() if values is not None}
+    sizes = {name: len(values) for name, values in given.items()}
+    if len(set(sizes.values())) != 1:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "it has no list"
+        yield place, f"{found}; give one entry for each dp rank in llm, encoder or sequences"
+        return
+    (size,) = set(sizes.values())
+    if config.mesh.dp not in (1, size):
+        yield place, f"its lists have {size} entries, and mesh.dp is {config.mesh.dp}: one for each dp rank"
+    if strategy.balance not in (BOTH, "arrival"):
+        message = f"{strategy.balance} knows no speeds of ranks: use balance: {BOTH}, or arrival"
+        yield ("strategy", "balance"), message
+    if strategy.group_size is not None:
+        yield ("strategy", "group_size"), "ranks that are not alike share all work: leave one of the two out"
+    yield from _speed_problems(given)
+    if ranks.sequences is not None:
+        speeds = ranks.llm or ranks.encoder or [1.0] * size
+        room = sum(most for most, speed in zip(ranks.sequences, speeds, strict=True) if speed > 0)
+        if config.num_sequences is None:
+            message = "a step in samples has as many sequences as it needs: give global_batch in sequences"
+            yield (*place, "sequences"), message
+        elif room < config.num_sequences:
+            message = (
+                f"there is room for {room} sequences, on ranks that are not at 0, and a step has "
+                f"{config.num_sequences}"
+            )
+            yield (*place, "sequences"), message
+
+
+_LEAST_SPEED = 1e-6
+"""Of the fastest rank's speed. A slower one would get nothing: times would be told in nine digits."""
+
+
+def _speed_problems(given: Mapping[str, list[float]]) -> Iterator[Problem]:
+    for name in ("llm", "encoder"):
+        values, place = given.get(name), ("strategy", "ranks", name)
+        if values is None:
+            continue
+        top = max(values)
+        if top == 0:
+            yield place, f"all {len(values)} ranks are at 0; one at least must do the work"
+        for rank, speed in enumerate(values):
+            if 0 < speed < _LEAST_SPEED * top:
+                message = f"rank {rank} has speed {speed:g} beside {top:g}; write 0, and it gets nothing"
+                yield (*place, rank), message
+    if "llm" in given and "encoder" in given:
+        for rank, (llm, encoder) in enumerate(zip(given["llm"], given["encoder"], strict=True)):
+            if (llm == 0) != (encoder == 0):
+                message = (
+                    f"rank {rank} is at {llm:g} in llm and at {encoder:g} in encoder; a rank encodes what it "
+                    "trains on: use 0 in both, or in none"
+                )
+                yield ("strategy", "ranks"), message
+                return
 
 
 def _cost_problems(strategy: Strategy) -> Iterator[Problem]:

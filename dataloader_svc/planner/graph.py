@@ -8,7 +8,7 @@ The fields of `strategy:` are a short form: of this graph, whatever they are. `s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def strategy_graph(config: Config, step: int = 0, base_dir: Path = Path()) -> St
             capacity=config.sequence_length,
         )
         .distribute("dp", fields.group_size)
-        .balance(BALANCERS[balance] if ":" in balance else balance)
+        .balance(BALANCERS[balance] if ":" in balance else balance, counts=fields.counts)
         .split("cp", fields.context_parallel)
         .broadcast_at("tp", "pp")
     )
@@ -98,10 +98,22 @@ def _applied(
             for row, costs in enumerate((llm, encoder)):
                 work[row, : plan.num_sequences] = segment_sum(costs, plan.sequence_offsets)
             rank, method = placement.dp_rank, placement.method
-            yield trace.balance(node, plan.num_sequences, work[0], work[1], rank, mesh.dp, method)
+            done = trace.balance(node, plan.num_sequences, work[0], work[1], rank, mesh.dp, method)
+            yield done if strategy.ranks is None else replace(done, figures=_of_unlike(placement.metrics))
         elif isinstance(node, Split):
             yield trace.split(node, made, mesh.cp)
         else:
             before = batches.copy()
             np.moveaxis(batches, AXES["world"].index(node.axis), 0)[1:] = False
             yield trace.broadcast(node, before, batches)
+
+
+def _of_unlike(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Figures of `balance` where ranks are not alike: of times, not of work."""
+    names = {"before": "imbalance_arrival", "after": "imbalance", "floor": "floor"}
+    figures = {
+        f"{phase} {name}": metrics[f"{phase}_{metric}"]
+        for phase in ("llm", "encoder")
+        for name, metric in names.items()
+    }
+    return {**figures, "llm gap": metrics["llm_gap"]}

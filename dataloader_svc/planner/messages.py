@@ -9,7 +9,7 @@ from dataloader_client._pb import common_pb2, plan_pb2
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import MeshError
 from dataloader_svc.planner.attendance import Coords
-from dataloader_svc.planner.place import MeshSize, Placement, check_mesh, num_microbatches
+from dataloader_svc.planner.place import MeshSize, Placement, check_mesh, set_microbatches
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Session
 from dataloader_svc.planner.state import State
@@ -42,7 +42,6 @@ def join_response(
     config: Config, config_hash: str, sources: Sequence[str], session: Session, start: State
 ) -> plan_pb2.JoinResponse:
     """What a rank needs to know to read `session` from `start` on."""
-    batch = config.global_batch
     return plan_pb2.JoinResponse(
         session=session.number,
         start_step=session.start_step,
@@ -51,7 +50,7 @@ def join_response(
         service_version=dataloader_svc.__version__,
         config_digest=config_hash,
         sources=sources,
-        num_microbatches=num_microbatches(config.num_sequences or 0, session.mesh, batch.per_microbatch),
+        num_microbatches=set_microbatches(config, session.mesh),
         sequence_length=config.sequence_length,
         layout=config.layout,
         patch=config.images.patch,

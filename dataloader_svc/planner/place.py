@@ -1,13 +1,14 @@
 """Where the sequences of a step go on a mesh: dp rank and microbatch. Pure: (plan, mesh, costs) -> placement.
 
 It may permute sequences, never change them. Every rank gets as many as every other, and where the step's
-number does not divide (`global_batch: {samples: ...}`), empty ones fill up. Ranks that shard their
-weights meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's
-language model: of the balancer's placement by the sum of both, one that balances both at once, and the order
-of arrival, the one with the shortest such time is taken. With `strategy.group_size` each of them keeps
-sequences in the group of ranks where they arrived. On each rank microbatches stand in order of cost, so that
-microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the
-mesh has a pipeline, in the middle.
+number does not divide (`global_batch: {samples: ...}`), empty ones fill up: so they do where ranks may have
+unlike numbers (`strategy.counts`), or are not alike themselves (`ranks.py`). Ranks that shard their weights
+meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's language
+model: of the balancer's placement by the sum of both, one that balances both at once, and the order of
+arrival, the one with the shortest such time is taken. With `strategy.group_size` each of them keeps sequences
+in the group of ranks where they arrived. On each rank microbatches stand in order of cost, so that microbatch
+k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the mesh has a
+pipeline, in the middle.
 
 Costs may have been fitted to measured times (`calibration.py`). Then there are such placements by the fit
 too, and only one is taken that gains over arrival order by the configured costs *and* by the fit.
@@ -24,23 +25,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_balancers import (
-    BALANCERS,
     CostModel,
     floor,
     gap,
-    imbalance,
     loads,
     segment_sum,
 )
-from dataloader_balancers.assign import turns
+from dataloader_balancers.assign import Ranks, turns
+from dataloader_balancers.assign import place as place_items
 from dataloader_balancers.calibrate import no_harm
 from dataloader_balancers.strategy import Balance
+from dataloader_balancers.strategy.nodes import BOTH
 from dataloader_balancers.strategy.placing import ARRIVAL, candidates
 from dataloader_svc.config.methods import known_balancer
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
 from dataloader_svc.planner.plan import Plan
+from dataloader_svc.planner.ranks import Unlike, counts_allowed, in_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Strategy:
     llm: CostModel
     encoder: MediaCost
     group_size: int | None = None
+    equal_counts: bool = True
+    ranks: Unlike | None = None
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -72,15 +76,23 @@ class Strategy:
         name = known_balancer(config.strategy.balance, base_dir)
         llm, encoder = llm_cost(config, base_dir), media_cost(config, base_dir)
         group_size = config.strategy.group_size
-        return cls(name, config.global_batch.per_microbatch, llm, encoder, group_size)
+        return cls(
+            name,
+            config.global_batch.per_microbatch,
+            llm,
+            encoder,
+            group_size,
+            equal_counts=config.strategy.counts == "equal",
+            ranks=Unlike.of(config.strategy),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty ones,
-    fewer than `dp * per_microbatch` of them. metrics: see `place`. work: float64 (dp, parts), what each dp
-    rank has to do by the configured costs: the parts of the language model, then the encoders. method: of
-    whose placement it is: the balancer's, `both` phases at once, or `arrival`.
+    """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty
+    ones; with equal counts fewer than `dp * per_microbatch`. metrics: see `place`. work: float64 (dp, parts),
+    time of each dp rank by the configured costs and speeds: the parts of the language model, then the
+    encoders. method: of whose placement it is: the balancer's, `both` phases at once, or `arrival`.
     """
 
     dp_rank: NDArray[np.int64]
@@ -97,47 +109,92 @@ class _Phases:
     llm: NDArray[np.float64]
     encoder: NDArray[np.float64]
 
-    def step_time(self, rank: NDArray[np.int64], dp: int) -> float:
+    def step_time(self, rank: NDArray[np.int64], slow: NDArray[np.float64]) -> float:
         """Predicted time of the step, in the unit of the costs: ranks meet after each phase."""
-        return float(loads(self.llm, rank, dp).max() + loads(self.encoder, rank, dp).max())
+        return float(sum(self.times(rank, slow).max(axis=1)))
+
+    def times(self, rank: NDArray[np.int64], slow: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(2, dp): of each rank, of which `slow` (2, dp) says what a unit of work takes."""
+        dp = slow.shape[1]
+        return np.stack([loads(phase, rank, dp) for phase in (self.llm, self.encoder)]) * slow
 
 
 def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[float] = ()) -> Placement:
-    """Equal counts on all dp ranks: as few microbatches as hold the plan's sequences.
+    """As many microbatches on all dp ranks, and as few as hold what each has of the plan's sequences.
 
     factors   what a fit multiplies each part of the work with; none: the configured costs alone
 
-    Metrics, each max / mean over dp ranks: `llm_imbalance`, `encoder_imbalance`; the same with sequences in
-    order of arrival, `..._arrival`; the least that any placement of these sequences could have, `..._floor`;
-    and `llm_gap`, dearest rank over the floor, minus 1. By the configured costs, with or without a fit.
+    Metrics: `llm_imbalance`, `encoder_imbalance`, the slowest dp rank's time over that of equal shares (of
+    like ranks max / mean); the same with sequences in order of arrival, `..._arrival`; the least that any
+    placement of these sequences could have, `..._floor`; and `llm_gap`, dearest rank over the floor, minus 1.
+    By the configured costs, with or without a fit.
     """
-    per_rank = num_microbatches(plan.num_sequences, mesh, strategy.per_microbatch) * strategy.per_microbatch
-    parts = _work(plan, strategy, mesh.dp * per_rank)
+    sequences, per_microbatch = plan.num_sequences, strategy.per_microbatch
+    even = strategy.equal_counts and strategy.ranks is None
+    if even:  # empty ones are placed like others
+        sequences = num_microbatches(sequences, mesh, per_microbatch) * per_microbatch * mesh.dp
+    parts = _work(plan, strategy, sequences)
     given = _Phases(parts[:, :-1].sum(axis=1), parts[:, -1])
     models = [given]
     if len(factors) == parts.shape[1]:  # else they are of costs that were configured before
         scaled = parts * np.asarray(factors, np.float64)
         models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1]))
-    arrival = BALANCERS["arrival"](given.llm, mesh.dp, per_rank)
-    placements = [(ARRIVAL, np.asarray(arrival, np.int64))]
+    most = counts_allowed(
+        sequences, mesh.dp, per_microbatch, equal=strategy.equal_counts, ranks=strategy.ranks
+    )
+    slow = np.ones((2, mesh.dp)) if strategy.ranks is None else strategy.ranks.slow
+    arrival = in_rounds(sequences, most)
+    placements = [(ARRIVAL, arrival)]
     for model in models:
-        placements += _candidates(model, mesh.dp, strategy, per_rank).items()
-    times = [[model.step_time(rank, mesh.dp) for _, rank in placements] for model in models]
+        placements += _candidates(model, mesh.dp, strategy, most).items()
+    times = [[model.step_time(rank, slow) for _, rank in placements] for model in models]
     method, dp_rank = placements[no_harm(times)]
-    # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch.
-    cost = models[-1].llm + models[-1].encoder
-    order = np.lexsort((-cost, dp_rank))
-    microbatch = np.empty(len(cost), np.int64)
-    turn = turns(per_rank // strategy.per_microbatch, "middle" if mesh.pp > 1 else "falling")
-    microbatch[order] = turn[np.arange(len(cost)) % per_rank // strategy.per_microbatch]
-    metrics = {}
-    for name, phase in (("llm", given.llm), ("encoder", given.encoder)):
-        metrics[f"{name}_imbalance"] = imbalance(loads(phase, dp_rank, mesh.dp))
-        metrics[f"{name}_imbalance_arrival"] = imbalance(loads(phase, arrival, mesh.dp))
-        metrics[f"{name}_floor"] = floor(phase, mesh.dp).imbalance(float(phase.sum()) / mesh.dp)
-    metrics["llm_gap"] = gap(loads(given.llm, dp_rank, mesh.dp), floor(given.llm, mesh.dp))
+    metrics = _metrics(given, dp_rank, arrival, slow, None if even else most)
     work = np.stack([loads(part, dp_rank, mesh.dp) for part in parts.T], axis=1)
+    work *= np.stack([*[slow[0]] * (parts.shape[1] - 1), slow[1]], axis=1)
+    dp_rank, microbatch = _microbatches(models[-1], dp_rank, mesh, per_microbatch)
     return Placement(dp_rank, microbatch, metrics, work, method)
+
+
+def _microbatches(
+    model: _Phases, dp_rank: NDArray[np.int64], mesh: MeshSize, per_microbatch: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`dp_rank` with empty sequences behind, so that each rank has as many, and the microbatch of each."""
+    counts = np.bincount(dp_rank, minlength=mesh.dp)
+    number = -(-int(counts.max(initial=1)) // per_microbatch)
+    per_rank = number * per_microbatch
+    filled = np.concatenate([dp_rank, np.repeat(np.arange(mesh.dp), per_rank - counts)])
+    cost = np.zeros(len(filled))
+    cost[: len(dp_rank)] = model.llm + model.encoder
+    # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch. Empty ones,
+    # which stand behind, are last among those that cost nothing.
+    order = np.lexsort((-cost, filled))
+    microbatch = np.empty(len(filled), np.int64)
+    turn = turns(number, "middle" if mesh.pp > 1 else "falling")
+    microbatch[order] = turn[np.arange(len(filled)) % per_rank // per_microbatch]
+    return filled, microbatch
+
+
+def _metrics(
+    given: _Phases,
+    dp_rank: NDArray[np.int64],
+    arrival: NDArray[np.int64],
+    slow: NDArray[np.float64],
+    most: NDArray[np.int64] | None,
+) -> dict[str, float]:
+    """See `place`. `most`: None where all have as many."""
+    metrics = {}
+    placed, arrived = given.times(dp_rank, slow), given.times(arrival, slow)
+    for row, (name, phase) in enumerate((("llm", given.llm), ("encoder", given.encoder))):
+        speeds = np.divide(1.0, slow[row], out=np.zeros_like(slow[row]), where=slow[row] > 0)
+        least = floor(phase, len(speeds), speeds=speeds, per_rank=most)
+        mean = float(phase.sum()) / float(speeds.sum())
+        metrics[f"{name}_imbalance"] = float(placed[row].max()) / mean if mean > 0 else 1.0
+        metrics[f"{name}_imbalance_arrival"] = float(arrived[row].max()) / mean if mean > 0 else 1.0
+        metrics[f"{name}_floor"] = least.imbalance(mean)
+        if name == "llm":
+            metrics["llm_gap"] = gap(placed[row], least)
+    return metrics
 
 
 def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
@@ -149,11 +206,19 @@ def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
     return work
 
 
-def _candidates(model: _Phases, dp: int, strategy: Strategy, per_rank: int) -> dict[str, NDArray[np.int64]]:
+def _candidates(
+    model: _Phases, dp: int, strategy: Strategy, most: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
     """Placements worth a look by a model, by their method, beside that of arrival."""
     if strategy.balance == ARRIVAL:
         return {}
-    balance = Balance(strategy.balance)
+    if strategy.ranks is not None:
+        phases = np.stack([model.llm, model.encoder])
+        rank = place_items(phases, Ranks(dp, strategy.ranks.speeds, most)).astype(np.int64)
+        assert (rank >= 0).all(), "check_mesh saw to room for every sequence"
+        return {BOTH: rank}
+    per_rank = int(most.max()) if strategy.equal_counts else None
+    balance = Balance(strategy.balance, "equal" if strategy.equal_counts else "any")
     return candidates(balance, model.llm, model.encoder, dp, strategy.group_size, per_rank)
 
 
@@ -162,11 +227,26 @@ def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int
     return -(-sequences // (mesh.dp * per_microbatch))
 
 
+def set_microbatches(config: Config, mesh: MeshSize) -> int:
+    """Microbatches of each rank in every step; 0 where they differ from step to step."""
+    strategy, sequences = config.strategy, config.num_sequences
+    if sequences is None or strategy.counts == "any":
+        return 0
+    size, ranks = config.global_batch.per_microbatch, Unlike.of(strategy)
+    if ranks is None:
+        return num_microbatches(sequences, mesh, size)
+    return -(-int(counts_allowed(sequences, mesh.dp, size, equal=True, ranks=ranks).max()) // size)
+
+
 def check_mesh(config: Config, mesh: MeshSize) -> None:
     """MeshError, with the numbers and the nearest mesh that fits, where the batch does not divide.
 
-    A batch in samples is of no set number of sequences: every dp fits. Groups of ranks must divide dp.
+    A batch in samples is of no set number of sequences: every dp fits, as it does where ranks may have unlike
+    numbers. Groups of ranks must divide dp; ranks that are not alike must be as many as they are said to be.
     """
+    ranks = Unlike.of(config.strategy)
+    if ranks is not None:
+        ranks.check(mesh.dp, config.num_sequences)
     group_size = config.strategy.group_size
     if group_size is not None and mesh.dp % group_size:
         fits = [size for size in range(1, mesh.dp + 1) if mesh.dp % size == 0]
@@ -176,7 +256,8 @@ def check_mesh(config: Config, mesh: MeshSize) -> None:
             f"group_size of {' or '.join(map(str, close))}, or a dp that is a multiple of {group_size}"
         )
     sequences, per_microbatch = config.num_sequences, config.global_batch.per_microbatch
-    if sequences is not None and sequences % (mesh.dp * per_microbatch):
+    even = config.strategy.counts == "equal" and ranks is None
+    if even and sequences is not None and sequences % (mesh.dp * per_microbatch):
         microbatches = sequences // per_microbatch
         fits = [dp for dp in range(1, microbatches + 1) if microbatches % dp == 0]
         close = sorted(sorted(fits, key=lambda dp: (abs(dp - mesh.dp), dp))[:2])

@@ -75,6 +75,22 @@ def test_outliers_that_wait_hold_on_every_mesh(data: Path, tmp_path: Path) -> No
     assert 0 < error < 0.5
 
 
+def test_a_rank_at_zero_gets_empty_microbatches_and_a_fast_one_the_most(data: Path, tmp_path: Path) -> None:
+    """Nothing is lost where ranks are not alike, and the times of the others are even."""
+    strategy = {"balance": "both", "counts": "any", "ranks": {"llm": [1, 2, 0, 1]}}
+    config = write_config(tmp_path / "job.yaml", job_values(data, strategy=strategy))
+    options = [word for mesh in ("dp=4", "dp=4,cp=2") for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 4, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(report["contracts"].values())
+    for row in report["meshes"]:
+        assert row["llm_imbalance"] < 1.2 < row["llm_imbalance_arrival"]
+    refused = run_cli("audit", config, "--steps", 1, "--mesh", "dp=2", timeout_s=120)
+    assert refused.returncode != 0
+    assert "strategy.ranks is of 4 dp ranks and the mesh has dp=2" in refused.stdout + refused.stderr
+
+
 def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
     values = job_values(data)
     values["mixture"]["exhausted"] = "drop"

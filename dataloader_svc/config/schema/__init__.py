@@ -18,6 +18,7 @@ from dataloader_svc.config.schema.strategy import (
     EncoderCostConfig,
     LlmCostConfig,
     Mesh,
+    Ranks,
     Strategy,
     Wait,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Model",
     "Planner",
     "Preference",
+    "Ranks",
     "Security",
     "Shuffle",
     "Source",

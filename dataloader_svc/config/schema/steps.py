@@ -23,12 +23,11 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "limits": "the service caps sequences by tokens alone",
     },
     "balance": {
-        "counts": "in the service all ranks have as many sequences",
         "alternatives": "the service takes the order of arrival wherever nothing gains over it",
         "caps": "caps of ranks make sequences wait, which the service does not do once they are packed",
     },
 }
-_DEFAULTS = {"unit": "tokens", "counts": "equal", "alternatives": True}
+_DEFAULTS = {"unit": "tokens", "alternatives": True}
 
 
 def fields_of(steps: Sequence[object]) -> dict[str, Any]:
@@ -68,9 +67,11 @@ def _fields(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {"overdraw": arguments["overdraw"]} if "overdraw" in arguments else {}
     if name == "cost":
         return {"cost": {phase: _cost(phase, value) for phase, value in arguments.items()}}
-    if name in ("pack", "balance"):
-        default = {"pack": "best_fit", "balance": "lpt"}[name]
-        return {name: arguments.get("method", default)}
+    if name == "pack":
+        return {"pack": arguments.get("method", "best_fit")}
+    if name == "balance":
+        counts = {"counts": arguments["counts"]} if "counts" in arguments else {}
+        return {"balance": arguments.get("method", "lpt"), **counts}
     if name == "distribute":
         axis = arguments.get("axis", "dp")
         if axis in ("cp", "world"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -98,6 +98,29 @@ class Wait(Model):
     )
 
 
+Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Ranks(Model):
+    """Ranks that are not alike: lists with an entry for each dp rank of the trainer's mesh."""
+
+    llm: list[Speed] | None = Field(
+        default=None,
+        min_length=1,
+        description="Speed of each dp rank in the language model; only ratios matter. One at 0 gets nothing.",
+    )
+    encoder: list[Speed] | None = Field(
+        default=None,
+        min_length=1,
+        description="The same in the encoders. Of the two, one that is not given is like the other.",
+    )
+    sequences: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Most sequences of a step that each dp rank has memory for. None: any number.",
+    )
+
+
 class Strategy(Model):
     """How documents become sequences, and sequences the work of ranks: by field, or as a list of primitives
     (`steps`), which sets the fields, or by a function that returns one.
@@ -121,6 +144,15 @@ class Strategy(Model):
         default="lpt",
         description="A balancer of dataloader_balancers.BALANCERS, `both` (phases at once), or "
         "MODULE:FUNCTION of the same signature.",
+    )
+    counts: Literal["equal", "any"] = Field(
+        default="equal",
+        description="Sequences of a rank in a step. equal: as many on all. any: as many as make ranks "
+        "equally busy; all then have the microbatches of the one with the most, and some are empty, without loss. "
+        "A trainer must divide its loss by the tokens of all ranks, not by microbatches.",
+    )
+    ranks: Ranks | None = Field(
+        default=None, description="Ranks of unlike speed or memory; needs `balance: both` or `arrival`."
     )
     group_size: int | None = Field(
         default=None,

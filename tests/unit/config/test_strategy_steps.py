@@ -170,8 +170,8 @@ def test_other_code_of_a_packer_makes_other_plans(folder: Path) -> None:
         ),
         ("  steps: [distribute, {balance: {caps: {tokens: 9}}}]\n", "8: strategy.steps.1: balance: caps is"),
         (
-            "  steps: [distribute, {balance: {counts: any}}]\n",
-            "8: strategy.steps.1: balance: counts is 'any'",
+            "  steps: [distribute, {balance: {counts: some}}]\n",
+            "8: strategy.steps.1: balance: counts is 'some'; known: equal, any",
         ),
         (
             "  steps: [distribute, {broadcast_at: cp}]\n",
