@@ -234,7 +234,8 @@ class Window:
                 entry.phase, entry.num_bytes, entry.failed = Phase.IDLE, 0, True
         return [*self._drop_done(), *self._demand_plans(), *self._start_builds()]
 
-    def _frontier(self) -> int:
+    @property
+    def frontier(self) -> int:
         """The latest step that a rank's last read was for; -1 before any."""
         return max(self._asked.values(), default=-1)
 
@@ -246,7 +247,7 @@ class Window:
 
     def _drop_done(self) -> list[Action]:
         """Forget what nobody will ask for, but the newest done step: a reply that got lost is asked again."""
-        last_ahead = self._frontier() + self._ahead
+        last_ahead = self.frontier + self._ahead
         beyond = [n for n in self._steps if self._beyond(n, last_ahead)]
         done = [n for n in self._steps if n not in beyond and self._is_done(n)]
         keep = max((n for n in done if self._steps[n].phase is Phase.READY and self._ranks), default=None)
@@ -272,7 +273,7 @@ class Window:
     def _demand_plans(self) -> list[Action]:
         if not self._asked or self._plans_failed:
             return []
-        frontier = self._frontier()
+        frontier = self.frontier
         up_to = frontier + self._ahead
         wanted = {n for n, step in self._steps.items() if step.waiting} | set(range(frontier + 1, up_to + 1))
         lacking = [
@@ -316,7 +317,7 @@ class Window:
 
     def _build_order(self) -> list[int]:
         """Planned steps that are not built: those somebody waits for, then those ahead, each ascending."""
-        frontier = self._frontier()
+        frontier = self.frontier
         open_steps = {
             n: step
             for n, step in self._steps.items()

@@ -23,13 +23,16 @@ from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.reports import Reports
 from dataloader_svc.constructor.session import Session, Surroundings
-from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, VersionError
+from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, StateError, VersionError
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.store.base import Store
 
 CALL_TIMEOUT_S = 30.0
 """Of a question to the planner, which it answers from memory or with one write to the store."""
+
+MOST_AHEAD = 100_000
+"""Steps that a read may be ahead of all others. Each that lies before it is planned and logged, for whoever asks."""
 
 
 class ConstructorService:
@@ -58,6 +61,7 @@ class ConstructorService:
         self._surroundings = Surroundings(role, index, config, store, clock, self._peers)
         self._reports = Reports(self._peers)
         self._session: Session | None = None
+        self._planned_at_opening = 0  # steps: of the session
         self._opening = asyncio.Lock()
 
     async def start(self) -> None:
@@ -93,6 +97,7 @@ class ConstructorService:
         session = await self._enter(request.session)
         rank = _rank(request.coords)
         self._check_place(session, rank)
+        self._check_step(session, request.step)
         step, sent = request.step, False
         session.apply(core.Asked(step, rank))
         try:
@@ -156,6 +161,7 @@ class ConstructorService:
             if found.session != number:
                 raise SessionSuperseded.of(number, found.session)
             self._session = Session(self._surroundings, number, found.mesh)
+            self._planned_at_opening = found.next_step
             if former is not None:
                 await former.end(former.failure or SessionSuperseded.of(former.number, number))
             return self._session
@@ -167,6 +173,13 @@ class ConstructorService:
                 raise MeshError(f"{axis} rank {place} is not in 0 to {size - 1} of session {session.number}")
         if rank.dp not in session.dp_ranks:
             raise PeerError(f"{self.name} does not serve dp rank {rank.dp}: join again to learn who does")
+
+    def _check_step(self, session: Session, step: int) -> None:
+        latest = max(self._planned_at_opening, session.window.frontier)
+        if step > latest + MOST_AHEAD:
+            raise StateError(
+                f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead can be read"
+            )
 
 
 def _rank(coords: common_pb2.Coords) -> Rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import dataloader_svc
@@ -17,14 +18,19 @@ from dataloader_svc.sample import BlockId
 
 _AXES = ("dp", "cp", "tp", "pp")
 
+MOST_RANKS = 1 << 20
+"""Of a mesh. Constructors keep account of each."""
+
 
 def asked_mesh(config: Config, request: plan_pb2.JoinRequest) -> MeshSize:
     """The mesh of a rank that joins: its own, else the configured one.
 
-    MeshError: the batch doesn't divide over it, or the rank has no place in it.
+    MeshError: the batch doesn't divide over it, the rank has no place in it, or there is no such mesh.
     """
     asked = request.mesh if request.HasField("mesh") else config.mesh
     mesh = MeshSize(*(max(getattr(asked, axis), 1) for axis in _AXES))
+    if math.prod(getattr(mesh, axis) for axis in _AXES) > MOST_RANKS:
+        raise MeshError(f"mesh {mesh} has more than {MOST_RANKS} ranks: check its sizes")
     check_mesh(config, mesh)
     for axis in _AXES:
         place, size = getattr(request.coords, axis), getattr(mesh, axis)

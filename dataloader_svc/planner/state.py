@@ -21,6 +21,8 @@ from dataloader_svc.planner.pieces import Pieces
 
 VERSION = 1
 
+_MOST_WAITING = 1 << 24  # pieces; a step's worth waits, of a document that is split as well
+
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
@@ -101,13 +103,13 @@ class State:
         try:
             values = json.loads(text)
             version = values["version"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StateError("the state is no state_dict of this service: it lacks a version") from None
         if version != VERSION:
             raise StateError(f"the state has version {version}; this service reads version {VERSION}")
         try:
             return cls._parse(values)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
             raise StateError(
                 f"the state is damaged ({type(error).__name__}: {error}); use an older checkpoint"
             ) from None
@@ -276,6 +278,8 @@ def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pie
     number = {name: index for index, name in enumerate(names)}
     table = np.array([[number[name], *row, 0][:10] for name, *row in runs], np.int64).reshape(-1, 10)
     source, epoch, position, start, length, patches, block, age, piece, frames = table.T
+    if (table < 0).any() or (piece < 1).any() or (length // np.maximum(piece, 1)).sum() > _MOST_WAITING:
+        raise ValueError("waiting samples have numbers that can't be")
     whole = Pieces(source, epoch, position, start, length, patches, block, frames)
     pieces, index = _cut_each(whole, piece)
     return pieces, age[index]

@@ -10,9 +10,10 @@ bidirectional streams they are async generators over an async iterator of reques
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -54,6 +55,9 @@ SERVICES: dict[str, tuple[Method, ...]] = {
 
 REQUEST_S = 30.0
 """For a request to come in whole. Who sends a byte now and then holds nothing for longer."""
+
+MOST_TEXT = 6_000
+"""Bytes of an error on the wire; above 8 KiB, gRPC's clients begin to drop them, and say something else."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", 64 << 20),
@@ -169,8 +173,23 @@ async def _abort(
     if not isinstance(error, DataloaderError):
         log.error("%s failed", method.path, exc_info=error)
         error = role.mistake(f"in {method.name}", error)
-    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = shortened("\n".join([str(error), *getattr(error, "__notes__", ())]))
     await context.abort(code_of(error), text, ((methods.ERROR_KEY, type(error).__name__),))
+
+
+def shortened(text: str) -> str:
+    """`text`, without its middle where it is too long for a status, in which some letters take nine bytes."""
+    sizes = [1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode("utf-8", "replace")) for letter in text]
+    if sum(sizes) <= MOST_TEXT:
+        return text
+    left, right = _fitting(sizes), _fitting(sizes[::-1])
+    return f"{text[:left]} [...] {text[len(text) - right :]}"
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many fit into almost half of MOST_TEXT."""
+    ends = itertools.accumulate(sizes)
+    return sum(1 for _ in itertools.takewhile(lambda end: end < MOST_TEXT // 2 - 10, ends))
 
 
 async def start_server(
