@@ -6,6 +6,7 @@ from dataloader_client.errors import (
     AccessDeniedError,
     DataServiceError,
     DataStoppedError,
+    LocalServiceError,
     MeshMismatchError,
     ServiceUnavailableError,
     SessionSupersededError,
@@ -14,6 +15,7 @@ from dataloader_client.errors import (
     WireError,
 )
 from dataloader_client.loader import DataServiceLoader, LoaderStats
+from dataloader_client.local import LocalService
 from dataloader_client.mesh import Coords, Mesh
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "DataServiceLoader",
     "DataStoppedError",
     "LoaderStats",
+    "LocalService",
+    "LocalServiceError",
     "Manifest",
     "Mesh",
     "MeshMismatchError",

@@ -7,6 +7,7 @@
     ├── MeshMismatchError         the mesh does not fit the batch, or another rank said otherwise
     ├── StateMismatchError        the state belongs to other data; the text names the field
     ├── SessionSupersededError    other ranks joined with another mesh or state: join again
+    ├── LocalServiceError         the embedded service does not start, or ended; the text says why
     ├── DataStoppedError          the service gave up (too many bad samples, a missing source): see the text
     └── WireError                 a message that makes no sense: a bug, or not our service at all
 
@@ -46,6 +47,10 @@ class SessionSupersededError(DataServiceError):
 
 class DataStoppedError(DataServiceError):
     """The service stopped delivering: the text says which source or role, and why."""
+
+
+class LocalServiceError(DataServiceError):
+    """The embedded service (`DataServiceLoader.local`) does not start, or has ended."""
 
 
 class WireError(DataServiceError):

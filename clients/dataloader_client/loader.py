@@ -33,9 +33,10 @@ from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError
+from dataloader_client.local import LocalService
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
 from dataloader_client.prefetch import Prefetch
-from dataloader_client.transport import PendingRead, Transport, coords_message
+from dataloader_client.transport import Closed, PendingRead, Transport, coords_message
 from dataloader_client.wire import Frame
 
 
@@ -120,6 +121,29 @@ class DataServiceLoader:
             self.close()
             raise
 
+    @classmethod
+    def local(
+        cls,
+        config: str | os.PathLike[str],
+        *,
+        store: str | None = None,
+        start_timeout_s: float = 300.0,
+        **options: Any,
+    ) -> Self:
+        """A loader with an embedded service of its own, for notebooks and scripts; see `local.LocalService`.
+
+        options   as of `DataServiceLoader`. The service stops with the loader: at `close`, when it is
+                  dropped, and with this process, however that ends. Needs dataloader-svc[server]
+        """
+        service = LocalService(config, store=store, start_timeout_s=start_timeout_s)
+        try:
+            loader = cls(service.address, **{"token": service.token, "tls": False, **options})
+        except BaseException:
+            service.close()
+            raise
+        loader._running.embed(service)
+        return loader
+
     # ---- iteration
 
     def __iter__(self) -> Self:
@@ -154,6 +178,9 @@ class DataServiceLoader:
             batches = split(frame)
             if self._microbatch:  # where steps are of so many samples, only now it shows how this one divides
                 self._checkpoint().check(self.mesh, len(batches))
+        except Closed:  # by another thread, such as the one that watches an embedded service
+            self._check_usable()
+            raise
         except Exception:  # whatever it is, it is raised on
             running.stop_prefetch()  # the next call starts afresh, at the same step
             raise
@@ -312,6 +339,8 @@ class DataServiceLoader:
                 "this loader was made in the parent of this process, and its connection does not survive a "
                 "fork: make it in the process that uses it. It needs no DataLoader workers around it"
             )
+        if self._running.service is not None:
+            self._running.service.check()
 
 
 @dataclass(slots=True)
@@ -321,6 +350,17 @@ class _Running:
     transport: Transport
     pid: int
     prefetch: Prefetch | None = None
+    service: LocalService | None = None
+
+    def embed(self, service: LocalService) -> None:
+        """End `service` with the rest; where it ends by itself, nobody waits for it any longer."""
+        self.service = service
+        service.on_end(self.end_reads)
+
+    def end_reads(self) -> None:
+        """Whoever waits gets Closed."""
+        self.stop_prefetch()
+        self.transport.close()
 
     def stop_prefetch(self) -> None:
         prefetch, self.prefetch = self.prefetch, None
@@ -329,8 +369,9 @@ class _Running:
 
     def close(self) -> None:
         if os.getpid() == self.pid:  # in a forked child the threads are the parent's
-            self.stop_prefetch()
-            self.transport.close()
+            self.end_reads()
+            if self.service is not None:
+                self.service.close()
 
 
 def _is_time(value: float | None) -> TypeGuard[float]:

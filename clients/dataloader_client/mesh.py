@@ -163,14 +163,25 @@ def _from_surroundings(rank: int | None, coords: Coords | None) -> tuple[Mesh | 
     if found is not None:
         mesh = Mesh(dp=found[1])
         return mesh, mesh.coords(found[0])
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and world_size.isdigit() and int(world_size) > 1:
+    ranks = launched_ranks()
+    if ranks > 1:
         # Falling back to one rank here would give every rank the same data, and nobody would notice.
         raise MeshMismatchError(
-            f"WORLD_SIZE is {world_size} in the environment but torch.distributed is not initialised: call "
+            f"WORLD_SIZE is {ranks} in the environment but torch.distributed is not initialised: call "
             "init_process_group first, or pass dp_rank and dp_size"
         )
     return None, None
+
+
+def launched_ranks() -> int:
+    """Ranks of the job that this process is one of: by torch.distributed, else by what a launcher has put in
+    the environment (RANK, WORLD_SIZE), else 1.
+    """
+    found = _distributed()
+    if found is not None:
+        return found[1]
+    world_size = os.environ.get("WORLD_SIZE", "")
+    return int(world_size) if "RANK" in os.environ and world_size.isdigit() else 1
 
 
 def _distributed_rank(mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -20,7 +20,8 @@ from dataloader_svc.cli.output import config_argument, examples, progress_consol
 from dataloader_svc.cli.preflight import load_checked
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
+from dataloader_svc.engine.owner import end_with
+from dataloader_svc.engine.spec import job_spec, private
 from dataloader_svc.store.base import shown
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,22 @@ DEFAULT_ADDRESS = "127.0.0.1:7077"
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON when ready: address, job, pids."
 )
-def command(config: Path, address: str, store: str | None, run_dir: Path | None, *, as_json: bool) -> None:
+@click.option(
+    "--embedded-in",
+    type=int,
+    metavar="PID",
+    help="For the program that starts this, as its parent PID: end with it, with a token and, unless --store "
+    "says otherwise, a state store of this run alone. The token is in the line of --json.",
+)
+def command(
+    config: Path,
+    address: str,
+    store: str | None,
+    run_dir: Path | None,
+    embedded_in: int | None,
+    *,
+    as_json: bool,
+) -> None:
     """Start the service, print its address, and run until Ctrl-C or SIGTERM.
 
     Trainers connect with DataServiceLoader("HOST:PORT"). What was delivered stands in the state store: a
@@ -52,14 +68,19 @@ def command(config: Path, address: str, store: str | None, run_dir: Path | None,
     130 when before that.
     """
     with _stop_on_signals(), _folder(run_dir) as folder:
+        if embedded_in is not None:
+            end_with(embedded_in)
+            store = store or f"sqlite:///{folder / 'job.db'}"
         log.info("reading %s", config)
         loaded = load_checked(config)
         spec = job_spec(loaded, folder, address, store)
+        if embedded_in is not None:
+            spec = private(spec)
         with progress_console().status(f"starting {loaded.config.job}"):
             job = Job(spec)
             job.__enter__()
         try:
-            _announce(job, as_json=as_json)
+            _announce(job, as_json=as_json, with_token=embedded_in is not None)
             job.wait()
         except KeyboardInterrupt:
             sys.stderr.write("stopping\n")
@@ -67,12 +88,19 @@ def command(config: Path, address: str, store: str | None, run_dir: Path | None,
             job.stop()
 
 
-def _announce(job: Job, *, as_json: bool) -> None:
+def _announce(job: Job, *, as_json: bool, with_token: bool) -> None:
     config = job.spec.config
     if as_json:
         pids = {name: status.pid for name, status in job.roles().items()}
-        line = json.dumps({"address": job.address, "job": config.job, "pids": pids, "version": __version__})
-        sys.stdout.write(line + "\n")
+        values: dict[str, Any] = {
+            "address": job.address,
+            "job": config.job,
+            "pids": pids,
+            "version": __version__,
+        }
+        if with_token:
+            values["token"] = job.token
+        sys.stdout.write(json.dumps(values) + "\n")
     else:
         sys.stdout.write(
             f"serving {config.job} at {job.address}: {len(config.sources)} sources, "

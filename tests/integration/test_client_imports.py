@@ -85,12 +85,15 @@ def test_arrays_work_without_torch_and_tensors_say_what_is_missing():
 
 def test_the_public_surface():
     assert sorted(dataloader_client.__all__) == [
+        "AccessDeniedError",
         "Batch",
         "Coords",
         "DataServiceError",
         "DataServiceLoader",
         "DataStoppedError",
         "LoaderStats",
+        "LocalService",
+        "LocalServiceError",
         "Manifest",
         "Mesh",
         "MeshMismatchError",
@@ -98,6 +101,7 @@ def test_the_public_surface():
         "SessionSupersededError",
         "Span",
         "StateMismatchError",
+        "TLS",
         "VersionMismatchError",
         "WireError",
     ]
