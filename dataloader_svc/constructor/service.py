@@ -32,7 +32,7 @@ CALL_TIMEOUT_S = 30.0
 """Of a question to the planner, which it answers from memory or with one write to the store."""
 
 MOST_AHEAD = 100_000
-"""Steps that a read may be ahead of all others. Each that lies before it is planned and logged, for whoever asks."""
+"""Steps that a read may be ahead of all others: each before it is planned and logged, for whoever asks."""
 
 
 class ConstructorService:
@@ -178,7 +178,8 @@ class ConstructorService:
         latest = max(self._planned_at_opening, session.window.frontier)
         if step > latest + MOST_AHEAD:
             raise StateError(
-                f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead can be read"
+                f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead of it "
+                "can be read"
             )
 
 

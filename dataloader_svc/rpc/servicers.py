@@ -178,8 +178,12 @@ async def _abort(
 
 
 def shortened(text: str) -> str:
-    """`text`, without its middle where it is too long for a status, in which some letters take nine bytes."""
-    sizes = [1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode("utf-8", "replace")) for letter in text]
+    """`text`, without its middle where it is too long for a status, in which odd bytes take three.
+
+    What isn't Unicode, as names of files may be, is spelled out: gRPC would never answer.
+    """
+    text = text.encode("utf-8", "backslashreplace").decode()
+    sizes = [1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode()) for letter in text]
     if sum(sizes) <= MOST_TEXT:
         return text
     left, right = _fitting(sizes), _fitting(sizes[::-1])

@@ -1,4 +1,4 @@
-"""What comes over the wire, out of a file or from a store is data: nothing in the packages runs it as code."""
+"""What comes over the wire, out of a file or from a store is data: no code of the packages runs it."""
 
 from __future__ import annotations
 
