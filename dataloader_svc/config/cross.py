@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
-from dataloader_balancers.strategy.nodes import BOTH
+from dataloader_balancers.strategy.nodes import BOTH, CONCATENATE
 from dataloader_svc.registry import nearest
 
 if TYPE_CHECKING:  # the models ask here while they are built
@@ -151,7 +151,7 @@ def smallest_picture(images: Images) -> int:
 
 def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
     named = (
-        (("strategy", "pack"), "packer", strategy.pack, PACKERS),
+        (("strategy", "pack"), "packer", strategy.pack, (*PACKERS, CONCATENATE)),
         (("strategy", "balance"), "balancer", strategy.balance, (*BALANCERS, BOTH)),
         (("strategy", "cost", "llm", "model"), "model", strategy.cost.llm.model, PRESETS),
     )
@@ -167,6 +167,12 @@ def _waiting_problems(config: Config) -> Iterator[Problem]:
     strategy, samples = config.strategy, config.global_batch.samples
     if strategy.mode == "strict" and strategy.wait is not None:
         yield ("strategy", "wait"), "in strict mode no outlier waits; use mode: relaxed, or leave it out"
+    if strategy.pack == CONCATENATE and strategy.fill < 1:
+        message = f"{CONCATENATE} fills each sequence before the next: leave fill out, or lower global_batch"
+        yield ("strategy", "fill"), message
+    if strategy.pack == CONCATENATE and strategy.mode == "relaxed":
+        message = f"{CONCATENATE} takes documents as they come, and none waits for others: use mode: strict"
+        yield ("strategy", "mode"), message
     if strategy.mode == "relaxed" and samples is not None:
         message = (
             f"a step of {samples} samples has all that are drawn for it, so none can wait: use mode: strict, "

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dataloader_balancers import BALANCERS, PACKERS, Limit
 from dataloader_balancers.strategy import FunctionBalancer, FunctionPacker, StrategyError
-from dataloader_balancers.strategy.nodes import BOTH
+from dataloader_balancers.strategy.nodes import BOTH, CONCATENATE
 from dataloader_svc.config.code_import import import_function
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.registry import nearest
@@ -62,11 +62,13 @@ def _imported(field: str, name: str, base_dir: Path) -> Callable[..., ArrayLike]
 
 
 def known_packer(name: str, base_dir: Path) -> str:
-    """`name`, which is in PACKERS from now on. ConfigError: there is none, or it breaks its contract."""
+    """`name`, which is in PACKERS from now on, or `concatenate`. ConfigError: there is none, or it breaks its
+    contract.
+    """
     if ":" in name:
         PACKERS[name] = _Packer(_imported("pack", name, base_dir), name)
-    if name not in PACKERS:
-        known = sorted(PACKERS)
+    if name not in PACKERS and name != CONCATENATE:
+        known = sorted({*PACKERS, CONCATENATE})
         raise ConfigError(
             f"strategy.pack: unknown packer {name!r}; known: {', '.join(known)}{nearest(name, known)}"
         )

@@ -199,7 +199,8 @@ class PlannerCore:
         self._leased.discard(block)
         self._lacking.discard(block)
         try:
-            pieces = cut(probe, rules.too_long[block.source], rules.sequence_length)
+            rule, apart = rules.too_long[block.source], rules.cuts(block.source)
+            pieces = cut(probe, rule, rules.sequence_length, apart=apart)
         except TooLongError as error:
             raise DataError(
                 f"source {block.source!r}: the sample at epoch {block.epoch} position {error.position} has "

@@ -161,8 +161,10 @@ def _skipped(row: BadRow) -> SkippedRow:
     return SkippedRow(row.position, row.row.shard, row.row.row, row.reason, row.detail)
 
 
-def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces:
+def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int, *, apart: bool = False) -> BlockPieces:
     """Apply a source's `too_long` rule to a block. Raises TooLongError where the rule is `error`.
+
+    apart   each medium is a piece of its own, and so is the text between media, which may be cut again
 
     A cut never runs through a medium's placeholder span. A document with a span longer than a sequence, or
     one that `truncate` would leave empty, is passed over with the reason `too_long`.
@@ -189,6 +191,11 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int) -> BlockPieces
             )
             skipped[position] = SkippedRow(position, "", 0, Reason.TOO_LONG, detail)
         tokens[index] = sum(piece.length for piece in pieces)
+    if apart:
+        for index in np.flatnonzero((tokens > 0) & (np.diff(probe.media_offsets) > 0)).tolist():
+            whole = _Range(0, int(tokens[index]), int(probe.patches[index]), int(probe.frames[index]))
+            parts[index] = _apart(probe, index, parts.get(index, [whole]))
+            counts[index] = len(parts[index])
     usable = np.flatnonzero(tokens > 0)
     offsets = np.concatenate([[0], np.cumsum(counts[usable])])
     start = np.zeros(int(offsets[-1]), np.int64)
@@ -249,3 +256,23 @@ def _ranges(probe: ProbeColumns, index: int, rule: TooLong, sequence_length: int
             break
         at = end
     return pieces
+
+
+def _apart(probe: ProbeColumns, index: int, ranges: list[_Range]) -> list[_Range]:
+    """The same ranges of a document, parted before and behind each medium."""
+    media = slice(int(probe.media_offsets[index]), int(probe.media_offsets[index + 1]))
+    columns = (probe.media_start, probe.media_tokens, probe.media_patches, probe.media_frames)
+    rows = list(zip(*(column[media].tolist() for column in columns), strict=True))
+    result = []
+    for piece in ranges:
+        at, end = piece.start, piece.start + piece.length
+        for start, length, patches, frames in rows:
+            if not at <= start < end:
+                continue
+            if start > at:
+                result.append(_Range(at, start - at, 0, 0))
+            result.append(_Range(start, length, patches, frames))
+            at = start + length
+        if at < end:
+            result.append(_Range(at, end - at, 0, 0))
+    return result

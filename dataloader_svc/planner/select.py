@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_balancers import PACKERS, CostModel, pack_all
+from dataloader_balancers.strategy.nodes import CONCATENATE
 from dataloader_svc.config.methods import known_packer
 from dataloader_svc.config.schema import BatchUnit, Config
+from dataloader_svc.planner.concatenate import Packed, concatenated, sequences_needed
 from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.draw import Draw
 from dataloader_svc.planner.mixture import Schedule
@@ -109,8 +111,18 @@ class Rules:
 
     @property
     def wanted(self) -> int:
-        """What is gathered for a step, in the same unit."""
-        return self.size if self.num_samples is not None else int(self.size * (1 + self.overdraw))
+        """What is gathered for a step, in the same unit. Where documents are cut no gaps are to be filled."""
+        spare = 0.0 if self.num_samples is not None or self.pack == CONCATENATE else self.overdraw
+        return int(self.size * (1 + spare))
+
+    def cuts(self, source: str) -> bool:
+        """Whether documents of the source are cut wherever a sequence is full."""
+        return self.pack == CONCATENATE and source not in self.whole
+
+    def uncut(self, pieces: Pieces) -> NDArray[np.bool_]:
+        """(n,) which pieces stay whole where documents are cut: media, and preference pairs."""
+        pairs = [number for number, name in enumerate(self.names) if name in self.whole]
+        return pieces.has_media | np.isin(pieces.source, pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,20 +189,19 @@ def select(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> Select
     pieces, age = pool.pieces, pool.age
     if pool.ended and (not len(pieces) or (rules.last_batch == "drop" and not _is_full(rules, pieces, age))):
         return Ended(pieces.tokens, pieces.num_samples)
-    placed, offsets, waits = _pack(rules, pool)
+    packed = _concatenate(rules, pool) if rules.pack == CONCATENATE else _pack(rules, pool)
     after = replace(
         state,
         step=state.step + 1,
         sources=pool.sources,
-        waiting=pieces.take(waits),
-        age=age[waits] + 1,
+        waiting=packed.waiting,
+        age=packed.waiting_age + 1,
         largest=pool.largest,
         ended=pool.ended,
     )
-    taken = pieces.take(placed)
-    filled = taken.tokens / ((len(offsets) - 1) * rules.sequence_length)
-    metrics = _metrics(rules, after, filled, mean_delay(taken, age[placed]))
-    return Selected(state.step, taken, offsets, pool.skipped, after, metrics)
+    filled = packed.placed.tokens / ((len(packed.offsets) - 1) * rules.sequence_length)
+    metrics = _metrics(rules, after, filled, mean_delay(packed.placed, packed.placed_age))
+    return Selected(state.step, packed.placed, packed.offsets, pool.skipped, after, metrics)
 
 
 def _pool(rules: Rules, state: State, supplies: Mapping[str, Supply]) -> _Pool | Needed:
@@ -279,12 +290,28 @@ def _is_full(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> bool:
     assert rules.num_sequences is not None, "the unit of a step's size"
     if pool.tokens > rules.size - rules.sequence_length:
         return True
+    if rules.pack == CONCATENATE:
+        return sequences_needed(pool, rules.uncut(pool), rules.sequence_length) >= rules.num_sequences
     needed = pack_all(rules.pack, pool.length, rules.sequence_length, **_preferences(rules, pool.length, age))
     return int(needed.max()) + 1 >= rules.num_sequences
 
 
-def _pack(rules: Rules, pool: _Pool) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Which of the pool are placed, grouped by sequence; offsets of the sequences; which wait, in order."""
+def _concatenate(rules: Rules, pool: _Pool) -> Packed:
+    """The pool in its order: nothing is held back, as a cut piece fills any gap."""
+    taking_part = np.ones(len(pool.pieces), np.bool_)
+    if rules.num_samples is not None:
+        taking_part = pool.pieces.sample < rules.num_samples
+    pieces, age = pool.pieces.take(taking_part), pool.age[taking_part]
+    packed = concatenated(pieces, age, rules.uncut(pieces), rules.sequence_length, rules.num_sequences)
+    rest = pool.pieces.take(~taking_part)
+    waiting = Pieces.concat([packed.waiting, rest])
+    return packed._replace(
+        waiting=waiting, waiting_age=np.concatenate([packed.waiting_age, pool.age[~taking_part]])
+    )
+
+
+def _pack(rules: Rules, pool: _Pool) -> Packed:
+    """By the packer, of whole pieces."""
     pieces, age = pool.pieces, pool.age
     taking_part = _taking_part(rules, pool)
     length = pieces.length[taking_part]
@@ -300,7 +327,8 @@ def _pack(rules: Rules, pool: _Pool) -> tuple[NDArray[np.int64], NDArray[np.int6
     order = np.argsort(sequence, kind="stable")
     order = order[sequence[order] >= 0]  # by sequence, then in order of the pool: deterministic
     offsets = np.searchsorted(sequence[order], np.arange(count + 1))
-    return order, offsets.astype(np.int64), np.flatnonzero(sequence < 0)
+    waits = np.flatnonzero(sequence < 0)
+    return Packed(pieces.take(order), age[order], offsets.astype(np.int64), pieces.take(waits), age[waits])
 
 
 def _taking_part(rules: Rules, pool: _Pool) -> NDArray[np.bool_]:

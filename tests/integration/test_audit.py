@@ -75,6 +75,19 @@ def test_outliers_that_wait_hold_on_every_mesh(data: Path, tmp_path: Path) -> No
     assert 0 < error < 0.5
 
 
+def test_concatenated_documents_hold_on_every_mesh(data: Path, tmp_path: Path) -> None:
+    """Texts are cut wherever a sequence is full, pictures never: every token comes, once, on any mesh."""
+    config = write_config(tmp_path / "job.yaml", job_values(data, strategy={"pack": "concatenate"}))
+    meshes = ["dp=1", "dp=4", "dp=2,cp=2"]
+    options = [word for mesh in meshes for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 8, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(report["contracts"].values())
+    assert len({tuple(row["digests"]) for row in report["meshes"]}) == 1
+    assert all(row["packing_efficiency"] > 0.97 for row in report["meshes"])
+
+
 def test_a_rank_at_zero_gets_empty_microbatches_and_a_fast_one_the_most(data: Path, tmp_path: Path) -> None:
     """Nothing is lost where ranks are not alike, and the times of the others are even."""
     strategy = {"balance": "both", "counts": "any", "ranks": {"llm": [1, 2, 0, 1]}}

@@ -28,6 +28,12 @@ BOTH = "both"
 """Of `balance`: both phases at once (`assign.place`), which is no function of one cost."""
 
 
+CONCATENATE = "concatenate"
+"""Of `pack`: documents cut wherever a sequence is full (`pack.concatenate`). It makes other items of those
+that it is given, so a service may do it, and `Strategy.plan`, which says what becomes of each item, does not.
+"""
+
+
 class StrategyError(ValueError):
     """A strategy that can't be: names the primitive, what was found, what is allowed."""
 
@@ -116,7 +122,7 @@ class Pack:
     limits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        known("pack", "packer", self.method, PACKERS)
+        known("pack", "packer", self.method, (*PACKERS, CONCATENATE))
         for name, value in (("sequences", self.sequences), ("capacity", self.capacity), *self.limits):
             if value is not None and value < 1:
                 raise StrategyError(f"pack: {name} is {value}; at least 1")

@@ -15,6 +15,7 @@ from dataloader_balancers.strategy.functions import checked_sequences
 from dataloader_balancers.strategy.graph import Strategy
 from dataloader_balancers.strategy.nodes import (
     AXES,
+    CONCATENATE,
     Balance,
     Cost,
     Distribute,
@@ -200,6 +201,11 @@ def _packed(node: Pack, items: Items, chosen: Ints, costs: Floats) -> tuple[Ints
     capacity, lengths = _capacity(node), items.lengths[chosen]
     limits = [Limit(name, items.weight(name, "pack")[chosen], cap) for name, cap in node.limits]
     name = method_name(node.method)
+    if node.method == CONCATENATE:
+        raise StrategyError(
+            f"pack: {CONCATENATE} makes other items of those that it cuts; call "
+            "dataloader_balancers.concatenate, and plan with its pieces"
+        )
     try:
         if node.sequences is not None:
             packer = PACKERS[node.method] if isinstance(node.method, str) else node.method

@@ -137,7 +137,8 @@ class Strategy(Model):
     )
     pack: str = Field(
         default="best_fit",
-        description="A packer of dataloader_balancers.PACKERS, or MODULE:FUNCTION of the same signature.",
+        description="A packer of dataloader_balancers.PACKERS; concatenate, which cuts documents wherever a "
+        "sequence is full; or MODULE:FUNCTION of the same signature as packers.",
     )
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(
@@ -148,8 +149,8 @@ class Strategy(Model):
     counts: Literal["equal", "any"] = Field(
         default="equal",
         description="Sequences of a rank in a step. equal: as many on all. any: as many as make ranks "
-        "equally busy; all then have the microbatches of the one with the most, and some are empty, without loss. "
-        "A trainer must divide its loss by the tokens of all ranks, not by microbatches.",
+        "equally busy; all then have the microbatches of the one with the most, some of them empty, without "
+        "loss. A trainer must divide its loss by the tokens of all ranks, not by microbatches.",
     )
     ranks: Ranks | None = Field(
         default=None, description="Ranks of unlike speed or memory; needs `balance: both` or `arrival`."
