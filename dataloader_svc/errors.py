@@ -2,7 +2,8 @@
 
     DataloaderError
     ├── ConfigError          the YAML or the command line: fix it; retrying is useless        exit 2
-    │   └── ConfigProblems   several of them, found in one pass
+    │   ├── ConfigProblems   several of them, found in one pass
+    │   └── MixtureError     a change of the mixture that can't be made; nothing was changed
     ├── DataError            what the user's files hold
     │   ├── SourceError      a source can't be opened or indexed: path, format, field        exit 3
     │   │   └── Unreachable  the store is away or refuses us: says nothing of the data       exit 3
@@ -50,6 +51,10 @@ class ConfigProblems(ConfigError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class MixtureError(ConfigError):
+    """A change of the mixture that can't be made: the text says why. Nothing was changed."""
 
 
 class MeshError(ConfigError):

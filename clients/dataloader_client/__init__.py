@@ -1,6 +1,7 @@
 """What a trainer imports. Needs grpcio, protobuf and numpy; torch only when tensors are asked for."""
 
 from dataloader_client.batch import Batch, Manifest, Span
+from dataloader_client.control import MixtureChange
 from dataloader_client.credentials import TLS
 from dataloader_client.errors import (
     AccessDeniedError,
@@ -8,6 +9,7 @@ from dataloader_client.errors import (
     DataStoppedError,
     LocalServiceError,
     MeshMismatchError,
+    MixtureError,
     ServiceUnavailableError,
     SessionSupersededError,
     StateMismatchError,
@@ -32,6 +34,8 @@ __all__ = [
     "Manifest",
     "Mesh",
     "MeshMismatchError",
+    "MixtureChange",
+    "MixtureError",
     "ServiceUnavailableError",
     "SessionSupersededError",
     "Span",

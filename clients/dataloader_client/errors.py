@@ -6,6 +6,7 @@
     ├── VersionMismatchError      client and service speak different protocols: upgrade the one named
     ├── MeshMismatchError         the mesh does not fit the batch, or another rank said otherwise
     ├── StateMismatchError        the state belongs to other data; the text names the field
+    ├── MixtureError              a change of the mixture that can't be made; nothing was changed
     ├── SessionSupersededError    other ranks joined with another mesh or state: join again
     ├── LocalServiceError         the embedded service does not start, or ended; the text says why
     ├── DataStoppedError          the service gave up (too many bad samples, a missing source): see the text
@@ -39,6 +40,10 @@ class MeshMismatchError(DataServiceError):
 
 class StateMismatchError(DataServiceError):
     """The state to resume from belongs to other data or another configuration."""
+
+
+class MixtureError(DataServiceError):
+    """A change of the mixture that can't be made: the text says why. Nothing was changed."""
 
 
 class SessionSupersededError(DataServiceError):

@@ -31,6 +31,7 @@ from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
+from dataloader_client.control import Controls
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError
 from dataloader_client.local import LocalService
@@ -49,7 +50,7 @@ class LoaderStats:
     num_bytes: int = 0
 
 
-class DataServiceLoader:
+class DataServiceLoader(Controls):
     """Microbatches of this rank, step after step, from a dataloader-svc at `address`.
 
     Which rank this is: `mesh` with `rank` or `coords`; a DeviceMesh by itself; `dp_rank` and `dp_size`; else
@@ -299,6 +300,10 @@ class DataServiceLoader:
         return request
 
     # ---- the rest
+
+    def _transport(self) -> Transport:
+        self._check_usable()
+        return self._running.transport
 
     @property
     def stats(self) -> LoaderStats:

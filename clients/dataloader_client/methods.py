@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from dataloader_client._pb import (
     common_pb2,
     constructor_service_pb2,
+    control_service_pb2,
     loader_service_pb2,
     plan_pb2,
     planner_service_pb2,
@@ -90,3 +91,9 @@ PROBE = RawStream(LOADER, "Probe", loader_service_pb2.BlockRequest)
 FETCH = RawStream(LOADER, "Fetch", loader_service_pb2.FetchRequest)
 RELEASE = Unary(LOADER, "Release", loader_service_pb2.BlockRequest, common_pb2.Empty)
 LOADER_STATUS = Unary(LOADER, "Status", common_pb2.Empty, loader_service_pb2.LoaderStatus)
+
+CONTROL = "ControlService"
+SET_MIXTURE = Unary(
+    CONTROL, "SetMixture", control_service_pb2.MixtureChange, control_service_pb2.MixtureChange
+)
+SHOW_MIXTURE = Unary(CONTROL, "ShowMixture", common_pb2.Empty, control_service_pb2.MixtureStatus)

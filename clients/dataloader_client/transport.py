@@ -27,6 +27,7 @@ from dataloader_client.errors import (
     DataServiceError,
     DataStoppedError,
     MeshMismatchError,
+    MixtureError,
     ServiceUnavailableError,
     SessionSupersededError,
     StateMismatchError,
@@ -41,6 +42,7 @@ _BY_NAME: dict[str, type[DataServiceError]] = {
     "AccessDenied": AccessDeniedError,
     "MeshError": MeshMismatchError,
     "StateError": StateMismatchError,
+    "MixtureError": MixtureError,
     "VersionError": VersionMismatchError,
     "SessionSuperseded": SessionSupersededError,
 }
@@ -184,6 +186,23 @@ class Transport:
         request.MergeFrom(before)
         if self._join(request, timeout_s).session != session:
             raise SessionSupersededError(f"session {session} is over: join again")
+
+    def ask(
+        self, method: methods.Unary[methods.Request, methods.Response], request: Any, *, timeout_s: float
+    ) -> methods.Response:
+        """A question to the service's public address; asked again for `timeout_s` while nobody answers."""
+
+        def attempt(left_s: float) -> methods.Response:
+            call = self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            with _translated(self.address, self._closed):
+                response: methods.Response = call(request, timeout=left_s, metadata=self._metadata())
+            return response
+
+        return _retrying(attempt, timeout_s, self._closed, f"nobody answers at {self.address}")
 
     def start_read(
         self, request: constructor_service_pb2.ReadRequest, stop: threading.Event | None = None

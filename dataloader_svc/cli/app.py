@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "audit": "Run steps on several meshes in real processes and prove the contracts.",
     "quarantine": "Samples that could not be used: list them by reason, export them.",
     "state": "Show, compare and change the state that a checkpoint holds.",
+    "mixture": "Show the mixture of a running job, and change it from a step on.",
     "incidents": "Documents that two tokenizers encode differently.",
 }
 

@@ -19,6 +19,7 @@ from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
+from dataloader_svc.constructor.control import Control
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.reports import Reports
@@ -63,6 +64,7 @@ class ConstructorService:
         self._session: Session | None = None
         self._planned_at_opening = 0  # steps: of the session
         self._opening = asyncio.Lock()
+        self.control = Control(self._peers)
 
     async def start(self) -> None:
         """Nothing to do: the first join or read opens a session."""

@@ -67,6 +67,12 @@ def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | N
     return ConstructorService(spec.config, store, clock, index=index, log_file=log_file, connect=connect)
 
 
+def _handlers(role: str, service: Service) -> dict[str, object]:
+    """What a role answers: its own service, and what is asked of the job as a whole."""
+    control = getattr(service, "control", None)
+    return {SERVICES[role]: service} | ({} if control is None else {methods.CONTROL: control})
+
+
 async def run_role(
     role: str, index: int, spec: JobSpec, context: ChildContext, *, shadow: bool = False
 ) -> None:
@@ -87,7 +93,7 @@ async def run_role(
         public = role == "constructor" and index == 0
         called = RoleName(name, log_file)
         server, address = await start_server(
-            {SERVICES[role]: service},
+            _handlers(role, service),
             spec.address if public else "127.0.0.1:0",
             role=called,
             access=public_access(spec.config, spec.base_dir) if role == "constructor" else role_access(spec),

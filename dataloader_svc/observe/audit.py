@@ -291,9 +291,17 @@ def _check_back(
     return []
 
 
-def weights_at(schedule: Sequence[Mapping[str, Any]], step: int) -> dict[str, float]:
-    """Normalised weights of a step, from the schedule as written: {"step", "ramp", "weights"} entries."""
-    current = max((entry for entry in schedule if entry["step"] <= step), key=lambda entry: entry["step"])
+def weights_at(
+    schedule: Sequence[Mapping[str, Any]], step: int, changes: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, float]:
+    """Normalised weights of a step, from the schedule as written: {"step", "ramp", "weights"} entries.
+
+    `changes` are those that a state names as `mixture`: made while the job ran, in the order in which they
+    came. Each is an entry of the schedule from then on.
+    """
+    for change in changes:
+        schedule = _changed(schedule, change)
+    current = [entry for entry in schedule if entry["step"] <= step][-1]
     later = [entry for entry in schedule if entry["step"] > step]
     weights = _normalised(current["weights"])
     if later and later[0]["ramp"] == "linear":
@@ -302,6 +310,21 @@ def weights_at(schedule: Sequence[Mapping[str, Any]], step: int) -> dict[str, fl
         names = weights.keys() | target.keys()
         weights = {n: (1 - share) * weights.get(n, 0.0) + share * target.get(n, 0.0) for n in names}
     return weights
+
+
+def _changed(schedule: Sequence[Mapping[str, Any]], change: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Nothing before the change's step is other than it was; what lies inside of its ramp is left out."""
+    first, stop = change["at_step"], change["at_step"] + change["over"]
+    inside = [entry for entry in schedule if first <= entry["step"]]
+    cut = bool(inside) and inside[0]["ramp"] == "linear"  # it ends early
+    held = {"step": first, "ramp": "linear" if cut else "none", "weights": weights_at(schedule, first)}
+    reached = {"step": stop, "ramp": "linear" if stop > first else "none", "weights": change["weights"]}
+    return [
+        *(entry for entry in schedule if entry["step"] < first),
+        *([held] if cut or stop > first else []),
+        reached,
+        *(entry for entry in inside if entry["step"] > stop),
+    ]
 
 
 def _normalised(weights: Mapping[str, float]) -> dict[str, float]:
@@ -318,7 +341,8 @@ def check_mixture(
 ) -> tuple[list[Finding], float]:
     """After each step every source has drawn its target within one sample (`largest`, in `unit`).
 
-    Returns the findings and the largest deviation seen, in units of `largest`.
+    Targets are those of the schedule with the changes that the steps' own states name. Returns the findings
+    and the largest deviation seen, in units of `largest`.
     """
     target: dict[str, float] = defaultdict(float)
     before: Mapping[str, Mapping[str, float]] = {}
@@ -327,7 +351,7 @@ def check_mixture(
         now = step.state["sources"]
         drawn = {name: now[name][unit] - before.get(name, {}).get(unit, 0) for name in now}
         total = sum(drawn.values())
-        for name, weight in weights_at(schedule, step.step).items():
+        for name, weight in weights_at(schedule, step.step, step.state.get("mixture", ())).items():
             target[name] += weight * total
         for name in now:
             deviation = abs(now[name][unit] - target[name]) / largest

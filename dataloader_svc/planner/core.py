@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dataloader_svc.errors import DataError, DataloaderError, SourceError, StateError
+from dataloader_svc.planner.change import Change, with_new, without_past
 from dataloader_svc.planner.events import (
     Action,
     Append,
@@ -29,6 +30,7 @@ from dataloader_svc.planner.events import (
     Event,
     Failed,
     Lease,
+    Mixed,
     Opened,
     Probed,
     Publish,
@@ -58,6 +60,7 @@ __all__ = [
     "Event",
     "Failed",
     "Lease",
+    "Mixed",
     "Opened",
     "PlannerCore",
     "Probed",
@@ -74,7 +77,10 @@ class PlannerCore:
 
     def __init__(self, rules: Rules, *, ahead: int) -> None:
         self._rules = rules
-        self._lookahead = Lookahead(rules, ahead)
+        self._ahead = ahead
+        self._changes: tuple[Change, ...] = ()  # of the mixture, that the history knows
+        self._mixed: tuple[Change, ...] = ()  # those that the two below have
+        self._now, self._lookahead = rules, Lookahead(rules, ahead)
         self._supplies = {name: Supply(name) for name in rules.names}
         self._digests: dict[str, str] = {}
         self._state: State | None = None  # after the last step in the log
@@ -141,6 +147,10 @@ class PlannerCore:
                     self._readmissions.take(requests)
                 case Opened():
                     self._opened(event)
+                case Mixed(changes):
+                    # What is not in the log is selected again; nobody has seen it.
+                    self._changes, self._selected, self._appending = changes, [], None
+                    self._lacking = set()
             if self._state is not None and self._stopped is None:
                 actions += self._go_on(names)
         except DataloaderError as error:
@@ -158,6 +168,7 @@ class PlannerCore:
         self._demand = Demanded(-1, 0)
         self._last_use.update(event.used)
         self._readmissions.begin()
+        self._changes = ()
         for name, source in event.state.sources.items():
             self._check_index(name, source.index)
         return self._releases(0)
@@ -253,15 +264,21 @@ class PlannerCore:
         depth = 1 if self._rules.exhausted == "repeat" else 2
         while len(self._selected) < depth and self._end is None:
             state = self._with_indexes(self._selected[-1].state if self._selected else self._state)
+            state = replace(state, mixture=with_new(state.mixture, self._changes, state.step))
             admission = self._readmissions.admit(state, self._supplies)
             if isinstance(admission, Needed):
                 self._lacking = set(admission.lacking)
                 return []
-            result = select(self._rules, admission.state, self._supplies)
+            result = select(self._rules_for(state), admission.state, self._supplies)
             match result:
                 case Selected():
                     skipped = (*admission.skipped, *result.skipped)
-                    self._selected.append(replace(result, skipped=skipped, readmitted=admission.readmitted))
+                    after = replace(
+                        result.state, mixture=without_past(result.state.mixture, result.state.step)
+                    )
+                    self._selected.append(
+                        replace(result, skipped=skipped, readmitted=admission.readmitted, state=after)
+                    )
                 case Needed(lacking):
                     self._lacking = set(lacking)
                     return []
@@ -269,6 +286,14 @@ class PlannerCore:
                     self._end = EndOfData(state.step, left_tokens, left_samples)
                     return [self._end]
         return []
+
+    def _rules_for(self, state: State) -> Rules:
+        """The rules with the changes of the mixture that `state` carries."""
+        if state.mixture != self._mixed:
+            self._mixed = state.mixture
+            self._now = replace(self._rules, schedule=self._rules.schedule.changed(state.mixture))
+            self._lookahead = Lookahead(self._now, self._ahead)
+        return self._now
 
     def _with_indexes(self, state: State | None) -> State:
         assert state is not None
@@ -286,6 +311,7 @@ class PlannerCore:
         assert state is not None
         wanted: list[Lack] = sorted(self._lacking, key=str)
         if self._end is None and not state.ended:
+            self._rules_for(replace(state, mixture=with_new(state.mixture, self._changes, state.step)))
             wanted += self._lookahead.wanted(state, names, self._supplies, self._leased)
         actions: list[Action] = []
         for lack in wanted:

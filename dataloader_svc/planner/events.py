@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.errors import DataloaderError
+from dataloader_svc.planner.change import Change
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.readmit import Request
 from dataloader_svc.planner.state import State
@@ -86,7 +87,14 @@ class Opened:
     below: int
 
 
-Event = Based | Described | Probed | Demanded | Appended | Failed | Requested | Opened
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """All changes of the mixture that this history knows. One counts from the first step not in the log."""
+
+    changes: tuple[Change, ...]
+
+
+Event = Based | Described | Probed | Demanded | Appended | Failed | Requested | Opened | Mixed
 
 
 # --- actions: what is to be done ---------------------------------------------------------------------------

@@ -6,12 +6,14 @@ generation that it branched from, where that can be told.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dataloader_client._pb import plan_pb2
 from dataloader_svc.config.digest import first_name
 from dataloader_svc.errors import StoreError
+from dataloader_svc.planner.change import Change
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import GENERATION_POINTER, Generation
 from dataloader_svc.planner.state import State
@@ -53,6 +55,15 @@ def read_records(store: Store, generation: Generation | None = None) -> Iterator
         start = rows[-1][0] + 1
 
 
+def read_changes(store: Store, generation: Generation) -> tuple[Change, ...]:
+    """The changes of the mixture in a generation, as they came. Blocks."""
+    changes, start = list(generation.changes), 0
+    while rows := store.read(generation.mixture_log, start, _AT_ONCE):
+        changes += (Change.from_json(json.loads(value)) for _, value in rows)
+        start = rows[-1][0] + 1
+    return tuple(changes)
+
+
 def lineage(store: Store) -> tuple[Part, ...]:
     """The history of the current generation: newest part first, without gaps. Empty before the first join."""
     current = current_generation(store)
@@ -76,16 +87,16 @@ def _branched_from(store: Store, generation: Generation) -> Generation | None:
         if value is None:
             continue
         earlier = Generation.from_json(value)
-        if earlier.base.step == base.step and _same_place(earlier.base, base):
+        if earlier.base.step == base.step and same_place(earlier.base, base):
             return _branched_from(store, earlier)
         rows = store.read(earlier.log, base.step - 1, 1) if earlier.base.step < base.step else []
         there = bool(rows) and rows[0][0] == base.step - 1
-        if there and _same_place(Plan.from_bytes(rows[0][1], _NO_CAP).state, base):
+        if there and same_place(Plan.from_bytes(rows[0][1], _NO_CAP).state, base):
             return earlier
     return None
 
 
-def _same_place(one: State, other: State) -> bool:
+def same_place(one: State, other: State) -> bool:
     """Whether both have read the same; settings may differ, and sources be added, removed or renamed."""
     places = [
         {first_name(state.config, name): (at.epoch, at.position) for name, at in state.sources.items()}

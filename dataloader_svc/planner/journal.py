@@ -8,12 +8,15 @@ the entries mean, decision 0003 why recovery reads no more than the last record.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 
 from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, Reason, StoreError
 from dataloader_svc.planner.calibration import Factors, factors_log, read_factors
+from dataloader_svc.planner.change import Change
+from dataloader_svc.planner.history import read_changes
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import Requests, has_news, read_masked, read_requests
@@ -39,6 +42,7 @@ class Journal:
         self.generation: Generation | None = None
         self.requests = Requests()
         self.factors: tuple[Factors, ...] = ()  # of the generation, in order of step
+        self.changes: tuple[Change, ...] = ()  # of the mixture, in the generation, as they came
         self.masked: Mapping[int, frozenset[SampleId]] = {}
 
     # ---- leading
@@ -143,6 +147,17 @@ class Journal:
         await asyncio.to_thread(self._store.append, name, number, value, fence=fence)
         self.factors = (*self.factors, factors)
 
+    async def load_changes(self) -> None:
+        """Take up the changes of the mixture in the current generation."""
+        self.changes = await asyncio.to_thread(read_changes, self._store, self._current())
+
+    async def append_change(self, change: Change) -> None:
+        """Let it count, from a step that nobody has seen yet."""
+        generation, fence = self._current(), self._held().token
+        number, value = len(self.changes) - len(generation.changes), json.dumps(change.to_json()).encode()
+        await asyncio.to_thread(self._store.append, generation.mixture_log, number, value, fence=fence)
+        self.changes = (*self.changes, change)
+
     def _current(self) -> Generation:
         assert self.generation is not None, "a generation was loaded or begun"
         return self.generation
@@ -185,12 +200,14 @@ class Journal:
         ]
         await asyncio.to_thread(add_incidents, self._store, rows)
 
-    async def begin_generation(self, base: State, config_hash: str, reason: str) -> Generation:
+    async def begin_generation(
+        self, base: State, config_hash: str, reason: str, changes: tuple[Change, ...] = ()
+    ) -> Generation:
         """The next generation, from `base`; the current one from now on."""
         before = self.generation
         number = before.number + 1 if before is not None else 1
         parent = before.number if before is not None else None
-        generation = Generation(number, base, config_hash, parent, reason)
+        generation = Generation(number, base, config_hash, parent, reason, changes)
         pointer = None if before is None else str(before.number).encode()
         fence = self._held().token
 
@@ -201,7 +218,7 @@ class Journal:
 
         if not await asyncio.to_thread(write):
             raise NotLeader("another planner has begun a generation")
-        self.generation, self.factors = generation, ()
+        self.generation, self.factors, self.changes = generation, (), changes
         log.info("planner: generation %d from step %d: %s", number, base.step, reason)
         return generation
 

@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.config import schema
+from dataloader_svc.planner.change import Change
 
 _RAMP_PARTS = 8
 """A ramp ahead is taken as this many straight parts: it only orders what is not owed yet."""
@@ -44,7 +47,7 @@ class Ahead:
 class Schedule:
     """`mixture.schedule` over sources `names`.
 
-    steps   int64 (E,) first step of each entry, from 0, ascending
+    steps   int64 (E,) first step of each entry, from 0, ascending; of two at one step the second holds
     ramps   bool (E,)  whether weights move evenly from the entry before to this one
     table   float64 (E, k) weights of each entry, each row summing to 1
     """
@@ -63,6 +66,44 @@ class Schedule:
             steps=np.array([entry.step for entry in entries], np.int64),
             ramps=np.array([entry.ramp == "linear" for entry in entries]),
             table=table / table.sum(axis=1, keepdims=True),
+        )
+
+    @property
+    def digest(self) -> str:
+        """Short hash of the weights at all steps; sources of weight 0 do not count."""
+        rows = [
+            {name: w for name, w in zip(self.names, row, strict=True) if w} for row in self.table.tolist()
+        ]
+        entries = list(zip(self.steps.tolist(), self.ramps.tolist(), rows, strict=True))
+        return hashlib.blake2b(json.dumps(entries, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+    def changed(self, changes: Iterable[Change]) -> Schedule:
+        """With `changes`, one after the other, as entries: no step before a change's is drawn otherwise.
+
+        Entries inside of the steps that a change takes to come are dropped; later ones stand.
+        """
+        schedule = self
+        for change in changes:
+            schedule = schedule._changed(change)
+        return schedule
+
+    def _changed(self, change: Change) -> Schedule:
+        row = np.array([change.weights.get(name, 0.0) for name in self.names])
+        if not row.sum() > 0:
+            return self  # all its sources have left the job
+        before = int(np.searchsorted(self.steps, change.at_step, "left"))
+        after = int(np.searchsorted(self.steps, change.stop, "right"))
+        rising = before < len(self.steps) and bool(self.ramps[before])
+        new: list[tuple[int, bool, Weights]] = []
+        if rising or change.over:  # where a ramp ends here, or this one begins
+            new.append((change.at_step, rising, self._plain(change.at_step)))
+        new.append((change.stop, change.over > 0, row / row.sum()))
+        steps, ramps, rows = zip(*new, strict=True)
+        return replace(
+            self,
+            steps=np.concatenate([self.steps[:before], np.array(steps, np.int64), self.steps[after:]]),
+            ramps=np.concatenate([self.ramps[:before], np.array(ramps), self.ramps[after:]]),
+            table=np.concatenate([self.table[:before], np.stack(rows), self.table[after:]]),
         )
 
     def weights(self, step: int, gone: NDArray[np.bool_] | None = None) -> Weights:
@@ -107,6 +148,8 @@ class Schedule:
         points = [step]
         for entry in range(int(np.searchsorted(self.steps, step, "right")), len(self.steps)):
             begin, end = points[-1], int(self.steps[entry])
+            if begin == end:
+                continue  # two entries of one step
             if begin > step + _HORIZON or (end > step + _HORIZON and not self.ramps[entry]):
                 break
             if self.ramps[entry]:

@@ -33,6 +33,9 @@ from dataloader_svc.planner import core
 from dataloader_svc.planner.attendance import AGREE_S, Agreement, Claim, Coords
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors, factors_at
+from dataloader_svc.planner.change import Change, still_to_come
+from dataloader_svc.planner.control import Control
+from dataloader_svc.planner.history import same_place
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
 from dataloader_svc.planner.messages import (
@@ -104,6 +107,15 @@ class PlannerService:
         self._writing = asyncio.Lock()
         self._background = Background(lambda: self._background.start(self._wake()))
         self.failed = self._background.failed
+        self.control = Control(
+            self._core,
+            self._journal,
+            self._rules.schedule,
+            self._rules.unit,
+            apply=self._apply,
+            writing=self._writing,
+            background=self._background,
+        )
 
     # ---- life
 
@@ -113,6 +125,8 @@ class PlannerService:
         await self._journal.lead(LEADER, self._owner, _LEASE_TTL_S)
         self._background.start(self._keep_leading())
         generation, session = await self._journal.load()
+        if generation is not None:
+            await self._journal.load_changes()
         if generation is None or generation.config_hash != self._config_hash:
             return
         state, used = await self._journal.resume(self._config.planner.ahead)
@@ -278,6 +292,7 @@ class PlannerService:
         if state is None:
             state = State.initial(rules.names, seed=self._config.seed, config=self._digests)
         adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
+        adapted = adapted.under(rules.schedule.digest)
         claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
         async with agreement.holding(claim, rank):
             while True:
@@ -302,13 +317,19 @@ class PlannerService:
         changed = isinstance(self._core.stopped, StateError)
         choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)
         if isinstance(choice, Branch):
-            await self._begin_generation(adapted, choice.reason)
+            known = generation.base if generation and generation.base.step == state.step else logged
+            told = self._to_be_told(adapted) if known is not None and same_place(known, adapted) else ()
+            await self._begin_generation(adapted, choice.reason, told)
             return await self._begin_session(adapted, mesh), adapted
         return await self._begin_session(choice.state, mesh), choice.state
 
-    async def _begin_generation(self, base: State, reason: str) -> None:
+    def _to_be_told(self, base: State) -> tuple[Change, ...]:
+        """Changes of the mixture that a state of this history does not know yet: the next generation must."""
+        return still_to_come(self._journal.changes, base.step, self._rules.schedule.digest)
+
+    async def _begin_generation(self, base: State, reason: str, changes: tuple[Change, ...]) -> None:
         async with self._writing:  # no record of the generation before is on its way any more
-            await self._journal.begin_generation(base, self._config_hash, reason)
+            await self._journal.begin_generation(base, self._config_hash, reason, changes)
             self._plans.clear()
             self._plan_seconds.clear()
             self._session = None
@@ -318,6 +339,7 @@ class PlannerService:
     def _base(self, event: core.Based) -> None:
         """Plan from a state, with what is asked for in its history."""
         self._apply(event)
+        self._apply(core.Mixed(self._journal.changes))
         self._apply(core.Requested(self._journal.requests.asked))
 
     async def _take_requests(self) -> None:

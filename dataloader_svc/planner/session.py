@@ -16,6 +16,7 @@ from typing import Self
 from dataloader_client import methods
 from dataloader_svc.config.digest import compare
 from dataloader_svc.errors import StateError, VersionError
+from dataloader_svc.planner.change import Change
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.state import State
 
@@ -25,18 +26,27 @@ SESSION_KEY = "session"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """`config_hash` covers all that changes plans; `parent` is the generation before it."""
+    """`config_hash` covers all that changes plans; `parent` is the generation before it.
+
+    changes   of the mixture that this history knows beside those that its base carries, and that come later
+    """
 
     number: int
     base: State
     config_hash: str
     parent: int | None
     reason: str
+    changes: tuple[Change, ...] = ()
 
     @property
     def log(self) -> str:
         """Name of its plan log."""
         return f"plan/{self.number}"
+
+    @property
+    def mixture_log(self) -> str:
+        """Name of the log of the changes of the mixture that were made in it, numbered from 0."""
+        return f"mixture/{self.number}"
 
     @staticmethod
     def key(number: int) -> str:
@@ -51,6 +61,8 @@ class Generation:
             "reason": self.reason,
             "base": self.base.to_json(),
         }
+        if self.changes:
+            values["changes"] = [change.to_json() for change in self.changes]
         return json.dumps(values).encode()
 
     @classmethod
@@ -62,6 +74,7 @@ class Generation:
             config_hash=values["config_hash"],
             parent=values["parent"],
             reason=values["reason"],
+            changes=tuple(map(Change.from_json, values.get("changes", ()))),
         )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dataloader_svc.config.digest import first_name, renamings
 from dataloader_svc.errors import StateError
+from dataloader_svc.planner.change import Change, in_force
 from dataloader_svc.planner.pieces import Pieces
 
 VERSION = 1
@@ -53,6 +54,7 @@ class State:
     ended     no source gives anything any more: only what waits is left
     readmitted   (number, done): requests for readmission below `number` are done, of that one `done` samples
     config    hashes of the settings that change what is read (`config.digest.read_digest`)
+    mixture   changes of the mixture that were made while the job ran, as far as they count for coming steps
     """
 
     seed: int
@@ -64,6 +66,7 @@ class State:
     largest: int = 0
     ended: bool = False
     readmitted: tuple[int, int] = (0, 0)
+    mixture: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
         assert list(self.sources) == sorted(self.sources), "sources stand in order of name"
@@ -95,6 +98,8 @@ class State:
             values["ended"] = True
         if self.readmitted != (0, 0):
             values["readmitted"] = list(self.readmitted)
+        if self.mixture:
+            values["mixture"] = [change.to_json() for change in self.mixture]
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -140,6 +145,7 @@ class State:
             largest=int(values["largest"]),
             ended=bool(values.get("ended", False)),
             readmitted=(int(number), int(done)),
+            mixture=tuple(map(Change.from_json, values.get("mixture", ()))),
         )
 
     def hash(self) -> str:
@@ -211,6 +217,11 @@ class State:
         waiting = replace(waiting, source=renumbered[waiting.source].astype(np.int64))
         waiting, age = _recut(waiting, self.age[mask], sequence_length, tuple(sources), whole)
         return replace(self, sources=sources, config=config, waiting=waiting, age=age, ended=False)
+
+    def under(self, schedule: str) -> State:
+        """This state without changes of the mixture that another configured schedule than this one had."""
+        kept = in_force(self.mixture, schedule)
+        return self if len(kept) == len(self.mixture) else replace(self, mixture=kept)
 
     def _read_otherwise(self, config: Mapping[str, str]) -> set[str]:
         """Sources whose samples are others under settings with these hashes."""

@@ -63,7 +63,9 @@ class World:
             self.config, self.store, SystemClock(), owner="planner", base_dir=self.folder
         )
         await self.planner.start()
-        self._server, address = await start_server({methods.PLANNER: self.planner}, "127.0.0.1:0")
+        self._server, address = await start_server(
+            {methods.PLANNER: self.planner, methods.CONTROL: self.planner.control}, "127.0.0.1:0"
+        )
         self.peer = Peer(address, "planner")
 
     async def stop(self) -> None:

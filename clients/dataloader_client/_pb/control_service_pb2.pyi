@@ -1,0 +1,76 @@
+from dataloader_client._pb import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MixtureChange(_message.Message):
+    __slots__ = ("id", "at_step", "weights", "over", "known_from")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FROM_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    at_step: int
+    weights: _containers.ScalarMap[str, float]
+    over: int
+    known_from: int
+    def __init__(self, id: _Optional[str] = ..., at_step: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ..., over: _Optional[int] = ..., known_from: _Optional[int] = ...) -> None: ...
+
+class MixtureEntry(_message.Message):
+    __slots__ = ("step", "ramp", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RAMP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    ramp: bool
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., ramp: _Optional[bool] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class MixtureStatus(_message.Message):
+    __slots__ = ("next_step", "unit", "weights", "drawn", "schedule", "changes")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class DrawnEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DRAWN_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    next_step: int
+    unit: str
+    weights: _containers.ScalarMap[str, float]
+    drawn: _containers.ScalarMap[str, float]
+    schedule: _containers.RepeatedCompositeFieldContainer[MixtureEntry]
+    changes: _containers.RepeatedCompositeFieldContainer[MixtureChange]
+    def __init__(self, next_step: _Optional[int] = ..., unit: _Optional[str] = ..., weights: _Optional[_Mapping[str, float]] = ..., drawn: _Optional[_Mapping[str, float]] = ..., schedule: _Optional[_Iterable[_Union[MixtureEntry, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[MixtureChange, _Mapping]]] = ...) -> None: ...

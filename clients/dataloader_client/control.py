@@ -1,0 +1,103 @@
+"""What a trainer, or a person, asks of the job as a whole: `set_mixture`, and what the mixture is.
+
+Each request may be made again at any time: it carries an id, by which the service knows one that comes again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from dataloader_client import methods
+from dataloader_client._pb import common_pb2, control_service_pb2
+from dataloader_client.errors import MixtureError, VersionMismatchError, WireError
+from dataloader_client.transport import Transport
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureChange:
+    """A change that was made: `weights`, summing to 1, from `at_step` on, or reached over `over` steps."""
+
+    at_step: int
+    weights: Mapping[str, float]
+    over: int = 0
+
+
+def set_mixture(
+    transport: Transport,
+    weights: Mapping[str, float],
+    *,
+    at_step: int | None = None,
+    over: int = 0,
+    timeout_s: float = TIMEOUT_S,
+) -> MixtureChange:
+    """Ask for a change of the mixture. Raises MixtureError where it can't be made; then nothing was changed.
+
+    at_step   first step with these weights; None: the first that is not planned yet
+    over      steps in which the weights move there evenly
+    """
+    request = control_service_pb2.MixtureChange(id=uuid.uuid4().hex[:16])
+    for name, value in (("at_step", at_step), ("over", over)):
+        try:
+            if value is not None:
+                setattr(request, name, value)
+        except (TypeError, ValueError):
+            raise MixtureError(f"{name} is {value!r}; a number of a step is needed, 0 or more") from None
+    for name, weight in weights.items():
+        try:
+            request.weights[name] = weight
+        except (TypeError, ValueError):
+            raise MixtureError(f"the weight of {name!r} is {weight!r}; a number is needed") from None
+    made = ask(transport, methods.SET_MIXTURE, request, timeout_s)
+    return MixtureChange(int(made.at_step), dict(made.weights), int(made.over))
+
+
+def show_mixture(transport: Transport, *, timeout_s: float = TIMEOUT_S) -> control_service_pb2.MixtureStatus:
+    """The schedule that holds, and what was changed."""
+    return ask(transport, methods.SHOW_MIXTURE, common_pb2.Empty(), timeout_s)
+
+
+def ask(
+    transport: Transport, method: methods.Unary[Request, Response], request: Request, timeout_s: float
+) -> Response:
+    """The answer. VersionMismatchError: the service is of a time before there was such a question."""
+    try:
+        return transport.ask(method, request, timeout_s=timeout_s)
+    except WireError:
+        raise VersionMismatchError(
+            f"the service at {transport.address} does not know {method.name}: it is older than this client, "
+            "or no dataloader-svc. Upgrade the service"
+        ) from None
+
+
+class Controls:
+    """What `DataServiceLoader` can ask of the job beside its batches; it provides what stands here."""
+
+    def _transport(self) -> Transport:
+        """Of a loader that is usable; raises DataServiceError where it isn't."""
+        raise TypeError("a loader has a transport")
+
+    def set_mixture(
+        self, weights: Mapping[str, float], *, at_step: int | None = None, over: int = 0
+    ) -> MixtureChange:
+        """Let the sources be drawn by other `weights` from a step on, for the whole job; say which it is.
+
+        at_step   first step with these weights; by default the first that is not planned yet, some
+                  `planner.ahead` steps from here
+        over      steps in which the weights move there evenly; 0: at once
+
+        One rank says it. It is in the service's store when this returns, and in every `state_dict` from the
+        step on that was planned next: no restart loses it. A source that is not named has weight 0. Later
+        entries of `mixture.schedule` stand. Raises MixtureError where the step is planned already, a source
+        is unknown, or the weights make no sense: then nothing was changed.
+        """
+        return set_mixture(self._transport(), weights, at_step=at_step, over=over)

@@ -1,0 +1,133 @@
+"""What people and trainers ask of a running job as a whole: handler of ControlService in the planner.
+
+Each request is written to the store before it is answered, under the lock under which records are written:
+so it counts from a step that nobody has seen. What the store may or may not have taken ends the role, which
+starts again from what is there; whoever asked asks again, with the same id. `change.py` says what can be
+asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from dataloader_client._pb import common_pb2, control_service_pb2
+from dataloader_svc import faultpoint
+from dataloader_svc.errors import MixtureError, NotLeader, StoreError
+from dataloader_svc.planner.background import Background
+from dataloader_svc.planner.change import Change, accepted
+from dataloader_svc.planner.core import Event, Mixed, PlannerCore
+from dataloader_svc.planner.journal import Journal
+from dataloader_svc.planner.mixture import Schedule, Weights
+from dataloader_svc.planner.state import State
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Belongs to the planner's event loop.
+
+    apply     how the core is told of an event
+    writing   held while a record is on its way to the log
+    """
+
+    def __init__(
+        self,
+        core: PlannerCore,
+        journal: Journal,
+        schedule: Schedule,
+        unit: Literal["tokens", "samples"],
+        *,
+        apply: Callable[[Event], None],
+        writing: asyncio.Lock,
+        background: Background,
+    ) -> None:
+        self._core, self._journal, self._schedule, self._unit = core, journal, schedule, unit
+        self._apply, self._writing, self._background = apply, writing, background
+        self._at_work: set[asyncio.Task[Change]] = set()
+
+    async def set_mixture(
+        self, request: control_service_pb2.MixtureChange
+    ) -> control_service_pb2.MixtureChange:
+        """Let other weights hold from a step on. MixtureError: why they can't; nothing is changed then."""
+        if not request.id:
+            raise MixtureError("a change needs an id, so that it is made once however often it is asked for")
+        at_step = int(request.at_step) if request.HasField("at_step") else -1
+        asked = Change(
+            request.id, at_step, dict(request.weights), int(request.over), 0, self._schedule.digest
+        )
+        # A caller that goes away must not leave a change in the store that the core does not know.
+        task = asyncio.create_task(self._change(asked))
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        return _message(await asyncio.shield(task))
+
+    async def _change(self, asked: Change) -> Change:
+        async with self._writing:
+            for made in self._journal.changes:
+                if made.id == asked.id:
+                    return made
+            state = self._state()
+            change = accepted(asked, state.mixture, state.names, state.step, self._core.end)
+            faultpoint.point("planner.mixture_asked")
+            try:
+                await self._journal.append_change(change)
+            except StoreError as error:  # it may be there
+                self._background.fail(error)
+                raise
+            faultpoint.point("planner.mixture_written")
+            self._apply(Mixed(self._journal.changes))
+        log.info("planner: mixture %s from step %d, over %d", change.weights, change.at_step, change.over)
+        return change
+
+    async def show_mixture(self, _: common_pb2.Empty) -> control_service_pb2.MixtureStatus:
+        """The schedule that holds, what was drawn, and the changes that were made."""
+        state = self._state()
+        schedule = self._schedule.changed((*state.mixture, *self._to_come(state)))
+        status = control_service_pb2.MixtureStatus(
+            next_step=state.step,
+            unit=self._unit,
+            weights=_weights(schedule, schedule.weights(state.step)),
+            changes=map(_message, self._journal.changes),
+        )
+        drawn = {name: getattr(source, self._unit) for name, source in state.sources.items()}
+        total = max(sum(drawn.values()), 1)
+        for name, amount in drawn.items():
+            status.drawn[name] = amount / total
+        for step, ramp, row in zip(schedule.steps, schedule.ramps, schedule.table, strict=True):
+            status.schedule.add(step=int(step), ramp=bool(ramp), weights=_weights(schedule, row))
+        return status
+
+    def _to_come(self, state: State) -> list[Change]:
+        """Known, but not in the state yet: it was planned before they were made."""
+        ids = {change.id for change in state.mixture}
+        new = (change for change in self._journal.changes if change.known_from >= state.step)
+        return [change for change in new if change.id not in ids]
+
+    def _state(self) -> State:
+        if self._background.failed.done():
+            raise NotLeader("the planner is stopping; it will be back")
+        state = self._core.state
+        if state is None:
+            raise MixtureError(
+                "no trainer has joined yet, so there is no job to change: write the weights into "
+                "mixture.schedule, or wait until one has"
+            )
+        return state
+
+
+def _message(change: Change) -> control_service_pb2.MixtureChange:
+    return control_service_pb2.MixtureChange(
+        id=change.id,
+        at_step=change.at_step,
+        weights=change.weights,
+        over=change.over,
+        known_from=change.known_from,
+    )
+
+
+def _weights(schedule: Schedule, row: Weights) -> dict[str, float]:
+    """Without sources that have none."""
+    return {name: weight for name, weight in zip(schedule.names, row.tolist(), strict=True) if weight}
