@@ -1,7 +1,8 @@
 """Named places where a test can make the real process die, stall or fail. Off unless the environment asks.
 
 `DATALOADER_FAULT="planner.plan_appended:kill:7"` kills the process (SIGKILL to itself) the seventh time it
-comes to that point; `:stop` sends SIGSTOP, `:raise` raises RuntimeError. Several are separated by commas.
+comes to that point; `:stop` sends SIGSTOP, `:raise` raises RuntimeError, `:slow` makes it sleep for SLOW_S
+then and each time it comes there again. Several are separated by commas.
 `DATALOADER_FAULT_DIR` names a folder in which a fault that fired leaves a file, so that a test can assert
 that it did and a restarted process doesn't fire it again.
 """
@@ -10,9 +11,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
+SLOW_S = 0.25
+
 _counts: dict[str, int] = {}
+_slow: set[str] = set()
 
 
 def point(name: str) -> None:
@@ -24,16 +29,23 @@ def point(name: str) -> None:
     for entry in wanted.split(","):
         where, action, number = entry.split(":")
         if where == name and int(number) == _counts[name]:
-            _fire(entry, action)
+            _fire(entry, action, name)
+    if name in _slow:
+        time.sleep(SLOW_S)
 
 
-def _fire(entry: str, action: str) -> None:
+def _fire(entry: str, action: str, name: str) -> None:
     folder = os.environ.get("DATALOADER_FAULT_DIR")
     if folder:
         mark = Path(folder) / entry.replace(":", "_")
-        if mark.exists():
+        try:
+            with mark.open("x") as file:  # of two processes that come there at once, one
+                file.write(str(os.getpid()))
+        except FileExistsError:
             return
-        mark.write_text(str(os.getpid()))
     if action == "raise":
         raise RuntimeError(f"fault injected at {entry}")
+    if action == "slow":
+        _slow.add(name)
+        return
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])

@@ -43,6 +43,7 @@ from dataloader_svc.planner.session import Generation, Session
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.store.base import shown
 from dataloader_svc.store.open import open_existing
+from dataloader_svc.store.replaced_log import replaced
 
 
 @click.command(
@@ -96,6 +97,7 @@ def explain(
     if factors is not None and factors.parts:
         parts = ", ".join(f"{factor:.3g}" for factor in factors.parts)
         notes.append(f"placed by costs fitted to step times, too: parts of the work times {parts}")
+    notes += _replaced_then(loaded, step, store_url)
     if not made_plans(generation.config_hash, config, loaded.base_dir):
         notes.append("the configuration has changed since; costs and places are by the file as it is now")
     sequences = of_rank(sequences_of(plan, strategy, rows.row), placement, coords)
@@ -159,6 +161,20 @@ def _from_log(
             raise
         factors = factors_at(read_factors(store, generation.number), step)
         return generation, plan, log.session, factors
+
+
+def _replaced_then(loaded: LoadedConfig, step: int, store_url: str | None) -> list[str]:
+    """A sentence on each loader that was replaced about when the step was planned or built."""
+    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store_url)
+    opened = open_existing(spec.store, spec.base_dir)
+    assert opened is not None, "the step was read from it"
+    near = 2 * loaded.config.planner.ahead
+    with closing(opened) as store:
+        return [
+            f"{row.loader} was {row.kind} when step {row.step} came next, and was replaced: it {row.why}"
+            for row in replaced(store)
+            if abs(row.step - step) <= near
+        ]
 
 
 def _coords(config: Config, plan: Plan, mesh: Mesh, rank: int | None) -> Coords | None:

@@ -38,6 +38,9 @@ STOP_GRACE_S = 10.0
 """Time to finish after being asked to stop, before being killed: a planner's commit takes milliseconds, a
 constructor's last batch in flight to a slow trainer seconds."""
 
+REPLACE_GRACE_S = 2.0
+"""For one that is slow to give its last answers: its work has gone to others."""
+
 
 class RoleState(StrEnum):
     STARTING = "starting"  # runs, not yet ready
@@ -97,6 +100,13 @@ class Engine(Protocol):
         """Ask a role to end, kill it after `grace_s`, and return when it is gone with all it started.
 
         Fine when repeated, also at the same time with a shorter grace. KeyError: no such role.
+        """
+        ...
+
+    async def replace(self, name: str, address: str, *, grace_s: float = REPLACE_GRACE_S) -> bool:
+        """End the life of a role that serves at `address`, as if it had died; tell whether there was one.
+
+        A shadow takes its place, or a new process. KeyError: no such role.
         """
         ...
 

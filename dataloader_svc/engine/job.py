@@ -20,6 +20,7 @@ from typing import Any, Self
 from dataloader_svc.engine.access import check_access
 from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
+from dataloader_svc.engine.replacing import replace_slow
 from dataloader_svc.engine.serving import RENEW_S, Serving
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import ConfigError, NotLeader, StoreError
@@ -140,11 +141,15 @@ class Job:
 
     async def _until_failure(self, serving: Serving) -> None:
         assert self._engine is not None
-        failure = asyncio.create_task(_tell_restarts(self._engine))
+        assert self._store is not None
+        failures = [
+            asyncio.create_task(_tell_restarts(self._engine)),
+            asyncio.create_task(replace_slow(self._engine, self._store)),
+        ]
         try:
             while True:
-                done, _ = await asyncio.wait([failure], timeout=RENEW_S)
-                if done:
+                done, _ = await asyncio.wait(failures, timeout=RENEW_S, return_when=asyncio.FIRST_COMPLETED)
+                for failure in done:
                     failure.result()
                 try:
                     await serving.renew()
@@ -153,7 +158,7 @@ class Job:
                 except StoreError as error:  # full, or away: nobody else can take the job meanwhile either
                     log.warning("can't renew the right to serve: %s", error)
         finally:
-            failure.cancel()
+            await _cancel(failures)
 
     async def _close(self) -> None:
         """First what starts and watches ends, then the roles, then whatever else runs on this loop."""

@@ -22,6 +22,7 @@ from typing import Any, Self
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.engine.base import (
     FINAL_EXIT_CODES,
+    REPLACE_GRACE_S,
     STOP_GRACE_S,
     STOP_ORDER,
     Roles,
@@ -98,6 +99,9 @@ class LocalEngine:
 
     async def stop(self, name: str, *, grace_s: float = STOP_GRACE_S) -> None:
         await self._roles[name].stop(grace_s)
+
+    async def replace(self, name: str, address: str, *, grace_s: float = REPLACE_GRACE_S) -> bool:
+        return await self._roles[name].end_life(address, grace_s)
 
     def roles(self) -> dict[str, RoleStatus]:
         return {name: role.status for name, role in self._roles.items()}
@@ -209,6 +213,16 @@ class _Role:
         await asyncio.wait([self._task])  # not `await self._task`: who cancels the caller would cancel it
         self.error = None
         self._set(state=RoleState.STOPPED, pid=None, address=None)
+
+    async def end_life(self, address: str, grace_s: float) -> bool:
+        """Of the process that serves there, if it does; what follows is what follows any death."""
+        process = self._process
+        if process is None or self.status.state is not RoleState.READY or self.status.address != address:
+            return False
+        process.terminate()
+        await asyncio.wait([process.exited], timeout=grace_s)
+        process.kill()
+        return True
 
     def give(self) -> ChildProcess | None:
         """Of a shadow: its process, which goes on as another role; None where it isn't warm."""

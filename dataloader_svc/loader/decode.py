@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dataloader_client.wire import Frame
 from dataloader_svc.errors import BadSample, Overloaded, Reason, StateError
+from dataloader_svc.loader.meter import Meter
 from dataloader_svc.loader.read import BlockReader, HeldBlock
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.threads import only_waits, run_in_order
@@ -166,11 +167,15 @@ def check_size(pieces: Sequence[TakenPiece], max_bytes: int) -> None:
 
 
 def decode(
-    pieces: Sequence[TakenPiece], patch: int, pool: Executor, waiting: Executor | None = None
+    pieces: Sequence[TakenPiece],
+    patch: int,
+    pool: Executor,
+    waiting: Executor | None = None,
+    meter: Meter | None = None,
 ) -> Frame:
     """The frame of FetchRequest, less the times. All media are decoded in `pool`, each into its place.
 
-    `waiting` runs those that wait for a worker process; None: `pool` does.
+    `waiting` runs those that wait for a worker process; None: `pool` does. `meter` is told what each took.
     """
     media = [medium for piece in pieces for medium in piece.media]
     pixels = np.empty((sum(medium.patches for medium in media), 3 * patch**2), np.uint8)
@@ -188,7 +193,7 @@ def decode(
                 continue
             numbers.append(number)
             executor = (waiting or pool) if only_waits(piece.rule.prober(clips[0].kind)) else pool
-            tasks.append((executor, partial(_decode_one, piece, clips, *out)))
+            tasks.append((executor, partial(_measured, meter, piece, clips, *out)))
     results = run_in_order(tasks)
     ok = np.array([not piece.silent for piece in pieces], np.uint8)
     bad: list[list[Any]] = []
@@ -224,6 +229,19 @@ def _together(media: Sequence[Medium]) -> Iterator[list[Medium]]:
     # The first clips of a medium may be in another piece: then the first here begins a group too.
     for _, clips in itertools.groupby(zip(starts, media, strict=True), key=lambda entry: entry[0]):
         yield [medium for _, medium in clips]
+
+
+def _measured(
+    meter: Meter | None,
+    piece: TakenPiece,
+    clips: Sequence[Medium],
+    pixels: NDArray[np.uint8],
+    features: NDArray[np.float32],
+) -> BadSample | None:
+    if meter is None:
+        return _decode_one(piece, clips, pixels, features)
+    with meter.work(f"decode {piece.name.source}", len(pixels) + len(features)):
+        return _decode_one(piece, clips, pixels, features)
 
 
 def _decode_one(

@@ -23,6 +23,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, DataloaderError, SourceError, StateError
 from dataloader_svc.loader import core
 from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take, take_silent
+from dataloader_svc.loader.meter import Meter
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
@@ -65,6 +66,7 @@ class LoaderService:
         self._backend = ""  # the library that encodes
         self._compared = 0  # documents encoded a second time
         self._differing: set[SampleId] = set()
+        self._meter = Meter(self._clock)
         self._room = asyncio.Condition()
         self._readers = ThreadPoolExecutor(READ_THREADS, f"{self.name}-read")
         self._builders = ThreadPoolExecutor(READ_THREADS, f"{self.name}-fetch")
@@ -140,7 +142,7 @@ class LoaderService:
         taken = self._clock.monotonic()
         patch = self._config.images.patch
         frame = await self._in(
-            self._builders, lambda: decode(pieces, patch, self._media, self._waiting_media)
+            self._builders, lambda: decode(pieces, patch, self._media, self._waiting_media, self._meter)
         )
         frame.meta["read_s"] = taken - began
         frame.meta["decode_s"] = self._clock.monotonic() - taken
@@ -165,9 +167,9 @@ class LoaderService:
         return common_pb2.Empty()
 
     async def status(self, request: common_pb2.Empty) -> loader_service_pb2.LoaderStatus:  # noqa: ARG002
-        """Memory and reads."""
+        """Memory, reads, and what work of late took. Asked once a second: the loader's heartbeat."""
         table = self._table
-        return loader_service_pb2.LoaderStatus(
+        status = loader_service_pb2.LoaderStatus(
             held_bytes=table.held_bytes,
             limit_bytes=table.limit_bytes,
             held_blocks=table.held_blocks,
@@ -177,6 +179,8 @@ class LoaderService:
             compared_documents=self._compared,
             differing_documents=len(self._differing),
         )
+        self._meter.tell(status)
+        return status
 
     # ---- sources and blocks
 
@@ -233,10 +237,7 @@ class LoaderService:
             await self._room.wait_for(lambda: self._table.fits(estimate))
             self._drop(self._table.apply(core.Wanted(block, estimate)))
         try:
-            rule = self._rules[block.source]
-            held = await self._in(
-                self._readers, lambda: read_block(reader, block, rule, self._probes, self._waiting_probes)
-            )
+            held = await self._in(self._readers, lambda: self._read_now(block, reader, estimate))
         except BaseException:
             await self._end_read(core.Failed(block))
             raise
@@ -245,6 +246,12 @@ class LoaderService:
         await self._end_read(core.Read(block, held.num_bytes))
         faultpoint.point("loader.block_read")
         return held
+
+    def _read_now(self, block: BlockId, reader: SourceReader, num_bytes: int) -> HeldBlock:
+        """In a thread. Measured by the bytes in the files: they are known before."""
+        with self._meter.work(f"read {block.source}", num_bytes):
+            rule = self._rules[block.source]
+            return read_block(reader, block, rule, self._probes, self._waiting_probes)
 
     def _note(self, held: HeldBlock) -> None:
         """Count what was compared, and say of each document once that its ids differ."""

@@ -12,14 +12,14 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client import methods
-from dataloader_client._pb import loader_service_pb2
+from dataloader_client._pb import common_pb2, loader_service_pb2
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
 from dataloader_svc.planner import shadows
@@ -52,8 +52,11 @@ class LoaderPool:
         self._clock = clock
         self._connect = connect
         self._peers: dict[str, Peer] = {}
+        self._names: Mapping[str, str] = {}
         self._addresses: list[str] = []
         self._holder: dict[BlockId, str] = {}
+        self._drained: set[str] = set()
+        self._flying: dict[str, set[asyncio.Task[Any]]] = {}  # calls by address
         self._calls = asyncio.Semaphore(_CALLS_A_LOADER * count)
         self._said = -_SAY_AGAIN_S
         self._shadows = Shadows(store, clock, connect)
@@ -114,13 +117,30 @@ class LoaderPool:
     async def _items(self, prefix: str) -> Mapping[str, bytes]:
         return await asyncio.to_thread(self._store.items, prefix)
 
-    async def _told(self, address: str, call: Callable[[Peer], Awaitable[None]]) -> bool:
+    async def _told(self, address: str, call: Callable[[Peer], Coroutine[Any, Any, None]]) -> bool:
         try:
             await call(self._peer(address))
         except (PeerError, RoleFailed) as error:
             self._say("can't have %s forget a block yet: %s", address, error)
             return False
         return True
+
+    async def status(self, address: str, *, timeout_s: float) -> loader_service_pb2.LoaderStatus:
+        """Of the loader at `address`. PeerError: it does not answer."""
+        empty = common_pb2.Empty()
+        return await self._peer(address).call(methods.LOADER_STATUS, empty, timeout_s=timeout_s)
+
+    async def refresh(self) -> dict[str, str]:
+        """Look who is up: address -> name of each loader, drained ones too. StoreError."""
+        await self._refresh()
+        return dict(self._names)
+
+    def drain(self, address: str) -> None:
+        """Give a loader nothing more while there are others; what it has, or is asked for, goes to them."""
+        self._drained.add(address)
+        self._take_up(self._names)
+        for call in self._flying.get(address, ()):
+            call.cancel()
 
     async def addresses(self) -> list[str]:
         """Of the loaders that are up; waits for the first."""
@@ -157,7 +177,7 @@ class LoaderPool:
     # ---- calling
 
     async def _until_it_works(
-        self, what: str, choose: Callable[[], str], call: Callable[[Peer], Awaitable[Result]]
+        self, what: str, choose: Callable[[], str], call: Callable[[Peer], Coroutine[Any, Any, Result]]
     ) -> Result:
         """Call the chosen loader, then others, then all of them again after a pause."""
         delay, mistakes = _FIRST_DELAY_S, 0
@@ -169,7 +189,7 @@ class LoaderPool:
             for address in [first, *(other for other in self._addresses if other != first)]:
                 try:
                     async with self._calls:
-                        return await call(self._peer(address))
+                        return await self._unless_drained(address, call(self._peer(address)))
                 except (PeerError, NotLeader, RoleFailed) as error:
                     problem = error
             if isinstance(problem, RoleFailed):
@@ -181,9 +201,35 @@ class LoaderPool:
             delay = min(2 * delay, _LAST_DELAY_S)
             await self._refresh()
 
+    async def _unless_drained(self, address: str, call: Coroutine[Any, Any, Result]) -> Result:
+        """What the call gives; PeerError where its loader is drained meanwhile."""
+        task = asyncio.ensure_future(call)
+        flying = self._flying.setdefault(address, set())
+        flying.add(task)
+        try:
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise PeerError(f"loader at {address}: it is being replaced")
+            return task.result()
+        finally:
+            flying.discard(task)
+            task.cancel()
+
     async def _refresh(self) -> None:
         values = await self._items(PREFIX)
-        found = [str(json.loads(value)["address"]) for value in values.values()]
+        self._take_up(
+            {
+                str(json.loads(value)["address"]): f"loader-{key.removeprefix(PREFIX)}"
+                for key, value in values.items()
+            }
+        )
+
+    def _take_up(self, names: Mapping[str, str]) -> None:
+        """Go by these loaders: address -> name."""
+        self._names = names
+        self._drained &= names.keys()
+        # Where all are drained, the last of them is better than none.
+        found = [address for address in names if address not in self._drained] or list(names)
         # What a lost loader held, its shadow may have read; any other reads it again when it is asked.
         held = self._holder.items()
         self._holder = {block: holder for block, holder in held if holder in found}

@@ -52,6 +52,7 @@ from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
 from dataloader_svc.planner.state import State
+from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.sample import BlockId
 from dataloader_svc.store.base import LEAVE_S, Store
@@ -93,6 +94,7 @@ class PlannerService:
         self._config_hash = ""
         self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
         self._loaders = LoaderPool(store, clock, config.loader.count, connect)
+        self._watch = LoaderWatch(self._loaders, store, clock, self._next_step)
         self._journal = Journal(store, config.sequence_length)
         self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None
@@ -124,6 +126,7 @@ class PlannerService:
         self._digests, self._config_hash = await asyncio.to_thread(self._hashes)
         await self._journal.lead(LEADER, self._owner, _LEASE_TTL_S)
         self._background.start(self._keep_leading())
+        self._background.start(self._watch.run())
         generation, session = await self._journal.load()
         if generation is not None:
             await self._journal.load_changes()
@@ -141,6 +144,9 @@ class PlannerService:
             if session is not None:
                 self._apply(core.Opened(session.start_step, session.reopens))
             log.info("planner: generation %d goes on at step %d", generation.number, state.step)
+
+    def _next_step(self) -> int:
+        return 0 if self._core.state is None else self._core.state.step
 
     def _hashes(self) -> tuple[dict[str, str], str]:
         return read_digest(self._config, self._base_dir), config_hash(self._config, self._base_dir)
@@ -516,6 +522,7 @@ class PlannerService:
             status.mesh.CopyFrom(mesh_message(session.mesh))
         if state is not None:
             status.next_step, status.state_json = state.step, state.to_json()
+        status.replaced.extend(replaced_messages(self._watch.replaced))
         if self._calibration is not None:
             status.calibration.CopyFrom(self._calibration.to_message(self._newest_factors()))
         return status

@@ -95,6 +95,25 @@ class EngineContract:
 
         self.drive(tmp_path, scenario)
 
+    def test_a_life_is_replaced_once_and_only_that_one(self, tmp_path: Path) -> None:
+        """One that is stopped by a signal, so that it does not even hear that it should end."""
+
+        async def scenario(engine: Engine) -> None:
+            address = await engine.start(spec("loader", 0))
+            before = engine.roles()["loader-0"]
+            assert before.pid is not None
+            assert not await engine.replace("loader-0", "elsewhere:1")
+            assert engine.roles()["loader-0"] == before
+            os.kill(before.pid, signal.SIGSTOP)
+            assert await engine.replace("loader-0", address, grace_s=0)
+            after = (await engine.wait_for(ready_again("loader-0", 1)))["loader-0"]
+            assert after.pid != before.pid
+            assert is_gone(before)
+            with pytest.raises(KeyError, match="loader-9"):
+                await engine.replace("loader-9", address)
+
+        self.drive(tmp_path, scenario)
+
     def test_a_killed_role_is_started_again(self, tmp_path: Path) -> None:
         async def scenario(engine: Engine) -> None:
             await engine.start(spec("loader", 0))

@@ -70,7 +70,7 @@ class FetchRequest(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., max_bytes: _Optional[int] = ..., masked: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LoaderStatus(_message.Message):
-    __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads", "tokenizer_backend", "compared_documents", "differing_documents")
+    __slots__ = ("held_bytes", "limit_bytes", "held_blocks", "reads", "rereads", "tokenizer_backend", "compared_documents", "differing_documents", "work", "work_units", "work_s", "work_share_s", "works_done", "works_under_way")
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,12 @@ class LoaderStatus(_message.Message):
     TOKENIZER_BACKEND_FIELD_NUMBER: _ClassVar[int]
     COMPARED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    WORK_UNITS_FIELD_NUMBER: _ClassVar[int]
+    WORK_S_FIELD_NUMBER: _ClassVar[int]
+    WORK_SHARE_S_FIELD_NUMBER: _ClassVar[int]
+    WORKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    WORKS_UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
     held_bytes: int
     limit_bytes: int
     held_blocks: int
@@ -87,4 +93,10 @@ class LoaderStatus(_message.Message):
     tokenizer_backend: str
     compared_documents: int
     differing_documents: int
-    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., reads: _Optional[int] = ..., rereads: _Optional[int] = ..., tokenizer_backend: _Optional[str] = ..., compared_documents: _Optional[int] = ..., differing_documents: _Optional[int] = ...) -> None: ...
+    work: _containers.RepeatedScalarFieldContainer[str]
+    work_units: _containers.RepeatedScalarFieldContainer[int]
+    work_s: _containers.RepeatedScalarFieldContainer[float]
+    work_share_s: _containers.RepeatedScalarFieldContainer[float]
+    works_done: int
+    works_under_way: int
+    def __init__(self, held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., reads: _Optional[int] = ..., rereads: _Optional[int] = ..., tokenizer_backend: _Optional[str] = ..., compared_documents: _Optional[int] = ..., differing_documents: _Optional[int] = ..., work: _Optional[_Iterable[str]] = ..., work_units: _Optional[_Iterable[int]] = ..., work_s: _Optional[_Iterable[float]] = ..., work_share_s: _Optional[_Iterable[float]] = ..., works_done: _Optional[int] = ..., works_under_way: _Optional[int] = ...) -> None: ...

@@ -65,8 +65,24 @@ class Calibration(_message.Message):
     from_step: int
     def __init__(self, steps: _Optional[int] = ..., fixed: _Optional[float] = ..., per_unit: _Optional[_Iterable[float]] = ..., error: _Optional[float] = ..., outliers: _Optional[float] = ..., observations: _Optional[int] = ..., drifts: _Optional[int] = ..., slow: _Optional[_Mapping[int, float]] = ..., factors: _Optional[_Iterable[float]] = ..., from_step: _Optional[int] = ...) -> None: ...
 
+class Replaced(_message.Message):
+    __slots__ = ("loader", "address", "kind", "why", "step", "at")
+    LOADER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    loader: str
+    address: str
+    kind: str
+    why: str
+    step: int
+    at: float
+    def __init__(self, loader: _Optional[str] = ..., address: _Optional[str] = ..., kind: _Optional[str] = ..., why: _Optional[str] = ..., step: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
+
 class PlannerStatus(_message.Message):
-    __slots__ = ("job", "generation", "next_step", "session", "mesh", "state_json", "fence", "calibration")
+    __slots__ = ("job", "generation", "next_step", "session", "mesh", "state_json", "fence", "calibration", "replaced")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +91,7 @@ class PlannerStatus(_message.Message):
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     next_step: int
@@ -83,4 +100,5 @@ class PlannerStatus(_message.Message):
     state_json: str
     fence: int
     calibration: Calibration
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., session: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., state_json: _Optional[str] = ..., fence: _Optional[int] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ...) -> None: ...
+    replaced: _containers.RepeatedCompositeFieldContainer[Replaced]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., session: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., state_json: _Optional[str] = ..., fence: _Optional[int] = ..., calibration: _Optional[_Union[Calibration, _Mapping]] = ..., replaced: _Optional[_Iterable[_Union[Replaced, _Mapping]]] = ...) -> None: ...
