@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
+import dataloader_client
 from dataloader_client import MixtureChange, control
 from dataloader_client._pb import control_service_pb2
 from dataloader_client.credentials import Credentials
 from dataloader_client.transport import Transport
 from dataloader_svc.cli.output import console, examples, json_option, print_json, table
+from dataloader_svc.errors import MixtureError
 
 _ASK_S = 30.0
 
@@ -32,7 +34,10 @@ def command(context: click.Context, address: str) -> None:
 @contextmanager
 def _transport(address: str) -> Iterator[Transport]:
     with closing(Transport(address, timeout_s=_ASK_S, credentials=Credentials.of())) as transport:
-        yield transport
+        try:
+            yield transport
+        except dataloader_client.MixtureError as refused:
+            raise MixtureError(str(refused)) from None  # what was typed is wrong: exit code 2
 
 
 @command.command(
