@@ -44,8 +44,9 @@ redis: ## a Redis server for tests of the store: installed where that can be don
 soak: setup redis ## a job that has a bad day, for SOAK_SECONDS=1800; prints events, losses (0), repeats (0)
 	PYTHONPATH=tests $(BIN)/python -m faults.chaos --seconds $(SOAK_SECONDS) $(if $(SOAK_SEED),--seed $(SOAK_SEED))
 
-fuzz: setup ## damage files of every format for FUZZ_SECONDS=60 and see that readers only refuse them
+fuzz: setup ## damaged files of every format, and odd calls of every RPC, for FUZZ_SECONDS=60 each: only refusals
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(FUZZ_SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m tests.fuzz.rpc --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
 
 lint: setup ## style, format and import contracts
 	$(BIN)/ruff check .
