@@ -65,16 +65,13 @@ class Prefetch:
             self._change.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._ready.clear()  # what is mapped goes back now, not when a cycle is collected
 
     def _run(self) -> None:
         try:
             while self._fill():
-                frame = self._transport.finish_read(self._pending[0])
-                with self._change:
-                    self._pending.popleft()
-                    self._ready.append(frame)
-                    self._ended = bool(frame.meta.get("end"))
-                    self._change.notify_all()
+                # Not kept in a variable here, where the traceback of a later error would hold it.
+                self._took(self._transport.finish_read(self._pending[0]))
         except BaseException as error:
             with self._change:
                 self._error = error
@@ -83,6 +80,13 @@ class Prefetch:
             with self._change:
                 for pending in self._pending:
                     pending.cancel()
+
+    def _took(self, frame: Frame) -> None:
+        with self._change:
+            self._pending.popleft()
+            self._ready.append(frame)
+            self._ended = bool(frame.meta.get("end"))
+            self._change.notify_all()
 
     def _fill(self) -> bool:
         """Wait for room and ask for as many steps as there is room for; False when there is nothing to do."""

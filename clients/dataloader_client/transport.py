@@ -35,6 +35,7 @@ from dataloader_client.errors import (
     WireError,
 )
 from dataloader_client.mesh import AXES, Coords
+from dataloader_client.shared import Lease, SharedMemoryLost, Sharing
 
 Result = TypeVar("Result")
 
@@ -105,11 +106,18 @@ class PendingRead:
     stop: threading.Event
     patience_s: float = _FIRST_PATIENCE_S
     call: Any = None  # grpc's iterator of messages; its type is private
+    lease: Lease | None = None  # of what this try may be lent
 
     def cancel(self) -> None:
         """Let go of it; whoever is in `finish_read` gets Closed."""
         self.stop.set()
         self.call.cancel()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give back what was lent and not mapped."""
+        if self.lease is not None:
+            self.lease.abandon()
 
 
 class Transport:
@@ -118,14 +126,23 @@ class Transport:
     address     the service's public address, HOST:PORT
     timeout_s   how long the service may be away, or a step take, before a read fails
     credentials what is shown at each call; each names the job that was joined as well
+    shared      map batches that a constructor on this host has built in shared memory
     """
 
-    def __init__(self, address: str, *, timeout_s: float, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        credentials: Credentials | None = None,
+        shared: bool = True,
+    ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self._credentials = credentials or Credentials()
         self._job = ""  # that was joined
         self._channel = self._credentials.channel(address, channel_options(address))
+        self._sharing = Sharing(wanted=shared)
         self._lock = threading.Lock()  # of the four below: the prefetching thread may be redirected
         self._data_address = address
         self._data_channel = self._channel
@@ -217,9 +234,15 @@ class Transport:
         stub: Any = self._data_channel.unary_stream(
             methods.READ.path, request_serializer=methods.READ.request.SerializeToString
         )
-        pending.call = stub(
-            pending.request, timeout=min(timeout_s, pending.patience_s), metadata=self._metadata()
-        )
+        pending.abandon()
+        pending.lease = lease = self._sharing.begin()
+        request = pending.request
+        if lease is not None:  # of this try alone: nobody knows what became of one before
+            request = constructor_service_pb2.ReadRequest(
+                attachment=lease.attachment.number, lease=lease.number
+            )
+            request.MergeFrom(pending.request)
+        pending.call = stub(request, timeout=min(timeout_s, pending.patience_s), metadata=self._metadata())
         pending.patience_s *= 2
 
     def finish_read(self, pending: PendingRead) -> wire.Frame:
@@ -235,10 +258,27 @@ class Transport:
                     self._open(pending, left_s)
                     if pending.stop.is_set():  # `cancel` may have met the call before this one
                         pending.call.cancel()
-                return wire.decode(pending.call)
+                return self._take_in(pending)
 
         what = f"step {pending.request.step} does not come from {self.address}"
         return _retrying(attempt, self.timeout_s, pending.stop, what)
+
+    def _take_in(self, pending: PendingRead) -> wire.Frame:
+        lease = pending.lease
+        decoder = wire.Decoder(map_shared=None if lease is None else lease.map)
+        try:
+            for message in pending.call:
+                decoder.feed(message)
+            frame = decoder.finish()
+        except SharedMemoryLost as problem:
+            assert lease is not None
+            pending.call.cancel()
+            self._sharing.lose(lease.attachment)
+            raise Retryable(str(problem)) from None
+        finally:
+            pending.abandon()
+        self._sharing.heard(frame.socket)
+        return frame
 
     def report(self, request: constructor_service_pb2.ReportRequest) -> None:
         """Send a step's times without waiting, or not at all: none is sent where the service wants none, nor

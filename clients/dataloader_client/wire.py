@@ -2,14 +2,15 @@
 
 The first message is a serialized `FrameHeader`; the payload follows in messages of at most 1 MiB, which is
 the size that gRPC's Python streams move fastest, and is copied once into one buffer of which the arrays are
-views. Knows nothing of gRPC, of steps or of what the arrays mean.
+views. A receiver on the same host may get the header alone: both map the memory (`shared.py`).
+Knows nothing of gRPC, of steps or of what the arrays mean.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +30,16 @@ DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Named arrays (C-contiguous) and JSON-able `meta`."""
+    """Named arrays (C-contiguous) and JSON-able `meta`.
+
+    shared   memory uint8 (n,) in which all arrays lie and which the receiver maps: they are not sent
+    socket   where a receiver on this host can attach for that; "": nowhere
+    """
 
     arrays: dict[str, NDArray[Any]]
     meta: dict[str, Any] = field(default_factory=dict)
+    shared: NDArray[np.uint8] | None = None
+    socket: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -41,8 +48,14 @@ class Frame:
 
 
 def encode(frame: Frame) -> Iterator[bytes]:
-    """Messages of a frame: the header, then the payload in pieces of `CHUNK` bytes."""
-    header = common_pb2.FrameHeader(meta_json=json.dumps(frame.meta, separators=(",", ":")))
+    """Messages of a frame: the header, then the payload, unless it is shared, in pieces of `CHUNK` bytes."""
+    header = common_pb2.FrameHeader(
+        meta_json=json.dumps(frame.meta, separators=(",", ":")), shared_socket=frame.socket
+    )
+    if frame.shared is not None:
+        _point_into(header, frame.arrays, frame.shared)
+        yield header.SerializeToString()
+        return
     pieces: list[memoryview] = []
     offset = 0
     for name, array in frame.arrays.items():
@@ -58,6 +71,18 @@ def encode(frame: Frame) -> Iterator[bytes]:
     header.payload_bytes = offset
     yield header.SerializeToString()
     yield from _chunks(pieces)
+
+
+def _point_into(
+    header: common_pb2.FrameHeader, arrays: dict[str, NDArray[Any]], shared: NDArray[np.uint8]
+) -> None:
+    start = shared.ctypes.data
+    for name, array in arrays.items():
+        offset = array.ctypes.data - start if array.nbytes else 0
+        assert 0 <= offset <= len(shared) - array.nbytes, name
+        assert array.flags.c_contiguous, name
+        header.tensors.add(name=name, dtype=array.dtype.name, shape=array.shape, offset=offset)
+        header.shared_bytes = max(header.shared_bytes, offset + array.nbytes)
 
 
 def _chunks(pieces: list[memoryview]) -> Iterator[bytes]:
@@ -81,10 +106,16 @@ class Decoder:
 
     Raises WireError for a header or a size that can't be; nothing is allocated that the header does not
     justify, and never more than `max_payload` bytes.
+
+    map_shared   gives the memory of a payload that is shared, of so many bytes; its errors are passed on.
+                 None: this receiver has asked for none
     """
 
-    def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(
+        self, max_payload: int = MAX_PAYLOAD, map_shared: Callable[[int], NDArray[np.uint8]] | None = None
+    ) -> None:
         self._max_payload = max_payload
+        self._map_shared = map_shared
         self._header: common_pb2.FrameHeader | None = None
         self._buffer: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._filled = 0
@@ -106,10 +137,16 @@ class Decoder:
             header.ParseFromString(message)
         except Exception as error:  # protobuf's DecodeError has no stable home across its back ends
             raise WireError(f"first message is no frame header: {error}") from None
-        if header.payload_bytes > self._max_payload:
-            raise WireError(
-                f"a frame of {header.payload_bytes} bytes is above the limit of {self._max_payload}"
-            )
+        num_bytes = header.payload_bytes + header.shared_bytes
+        if num_bytes > self._max_payload:
+            raise WireError(f"a frame of {num_bytes} bytes is above the limit of {self._max_payload}")
+        if header.shared_bytes:
+            if self._map_shared is None or header.payload_bytes:
+                raise WireError("a payload in shared memory was not asked for")
+            self._buffer = self._map_shared(header.shared_bytes)
+            self._filled = len(self._buffer)
+            self._header = header
+            return
         # Aligned start: numpy only promises 16 bytes, and the offsets are multiples of ALIGN.
         raw = np.empty(header.payload_bytes + ALIGN, np.uint8)
         skip = -raw.ctypes.data % ALIGN
@@ -122,22 +159,24 @@ class Decoder:
             raise WireError("stream ended before its header")
         if self._filled != len(self._buffer):
             raise WireError(f"stream ended after {self._filled} of {len(self._buffer)} payload bytes")
-        arrays = {info.name: _view(self._buffer, info) for info in self._header.tensors}
+        shared = self._buffer if self._header.shared_bytes else None
+        align = ALIGN if shared is None else 1
+        arrays = {info.name: _view(self._buffer, info, align) for info in self._header.tensors}
         try:
             meta = json.loads(self._header.meta_json or "{}")
         except ValueError as error:
             raise WireError(f"meta_json is not JSON: {error}") from None
         if not isinstance(meta, dict):
             raise WireError("meta_json is not an object")
-        return Frame(arrays, meta)
+        return Frame(arrays, meta, shared, self._header.shared_socket)
 
 
-def _view(buffer: NDArray[np.uint8], info: common_pb2.TensorInfo) -> NDArray[Any]:
+def _view(buffer: NDArray[np.uint8], info: common_pb2.TensorInfo, align: int) -> NDArray[Any]:
     if info.dtype not in DTYPES:
         raise WireError(f"tensor {info.name!r} has unknown dtype {info.dtype!r}")
     dtype = np.dtype(info.dtype)
     num_bytes = math.prod(info.shape) * dtype.itemsize
-    if info.offset % ALIGN or info.offset + num_bytes > len(buffer):
+    if info.offset % max(align, dtype.itemsize) or info.offset + num_bytes > len(buffer):
         raise WireError(f"tensor {info.name!r} lies outside the payload")
     return buffer[info.offset : info.offset + num_bytes].view(dtype).reshape(tuple(info.shape))
 

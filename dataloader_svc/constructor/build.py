@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_client.wire import Frame
-from dataloader_svc.constructor.collate import Form, collate
+from dataloader_client.batch import FIELDS
+from dataloader_client.wire import ALIGN, Frame
+from dataloader_svc.constructor.collate import Form, bytes_needed, collate
 from dataloader_svc.constructor.core import Rank
+from dataloader_svc.constructor.segments import PAGE, Arena, Segments
 from dataloader_svc.constructor.slice import Cut, fields_of_stage, slices
 from dataloader_svc.constructor.step import Bad, StepPlan, gather
 
@@ -22,18 +24,31 @@ class BuiltStep:
 
     meta   what FrameHeader.meta_json holds beside what differs between ranks
     counts by dp rank: {"max_seqlen": [...], "num_tokens": [...]}, an entry a microbatch
+    arenas by dp rank: where its arrays were made, if in shared memory
     """
 
     batches: dict[tuple[int, int], list[dict[str, NDArray[Any]]]]
     counts: dict[int, dict[str, list[int]]]
     meta: dict[str, Any]
     bad: tuple[Bad, ...]
+    arenas: dict[int, Arena] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays; those that several cp ranks share count once."""
-        arrays = {id(a): a.nbytes for parts in self.batches.values() for part in parts for a in part.values()}
-        return sum(arrays.values())
+        """Of all arrays, those that several cp ranks share once, and of shared memory by whole pages."""
+        arrays = {
+            id(array): array.nbytes
+            for (dp, _), parts in self.batches.items()
+            for part in parts
+            for array in part.values()
+            if dp not in self.arenas or array.base is not self.arenas[dp].root
+        }
+        return sum(arrays.values()) + sum(arena.segment.resident for arena in self.arenas.values())
+
+    def shared(self, dp: int) -> NDArray[np.uint8] | None:
+        """The shared memory that all arrays of a dp rank lie in, if they do."""
+        arena = self.arenas.get(dp)
+        return arena.root if arena is not None and arena.whole else None
 
     def frame(self, rank: Rank, pp: int) -> Frame:
         """What this rank is sent: tensors "i/field", as `constructor_service.proto` says."""
@@ -46,25 +61,46 @@ class BuiltStep:
         return Frame(arrays, {**self.meta, **self.counts[rank.dp]})
 
 
+def step_bytes(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[int, int]:
+    """(bytes while building, bytes kept) of a step at most, as `bytes_needed`, where it is built in shared
+    memory: arrays begin at multiples of ALIGN, and a dp rank's end is that of a page.
+    """
+    work, kept = bytes_needed(plan, dp_ranks, form)
+    gaps = form.cp * plan.num_microbatches * len(FIELDS) * ALIGN
+    return work, kept + len(dp_ranks) * (gaps + PAGE)
+
+
 def build_step(
     plan: StepPlan,
     fetched: Sequence[tuple[NDArray[np.int64], Frame]],
     dp_ranks: Iterable[int],
     form: Form,
     cut: Cut,
+    segments: Segments | None = None,
 ) -> BuiltStep:
-    """All batches of the step for these dp ranks. Errors are those of `gather`.
+    """All batches of the step for these dp ranks, in shared memory where `segments` has some. Errors are
+    those of `gather`.
 
     presence, loss_weight_sum and num_pairs are of the whole step, whatever ranks are built.
     """
     samples = gather(plan, fetched, form.pixel_width, form.mel_bins)
     batches: dict[tuple[int, int], list[dict[str, NDArray[Any]]]] = {}
-    counts = {}
-    for dp in sorted(dp_ranks):
-        microbatches = collate(plan, samples, dp, form)
-        parts = [slices(microbatch, form, cut) for microbatch in microbatches]
+    counts, arenas = {}, {}
+    served = sorted(dp_ranks)
+    for dp in served:
+        bound = step_bytes(plan, frozenset([dp]), form)[1]
+        arena = None if segments is None else segments.arena(dp, len(served), bound)
+        # Uncut arrays of several cp ranks are only what theirs are made of.
+        empty = np.empty if arena is None or form.cp > 1 else arena.empty
+        microbatches = collate(plan, samples, dp, form, empty)
+        parts = []
+        for microbatch in microbatches:
+            part = slices(microbatch, form, cut)
+            parts.append(part if arena is None else _placed(part, arena))
         for cp in range(form.cp):
             batches[dp, cp] = [part[cp] for part in parts]
+        if arena is not None:
+            arenas[dp] = arena
         counts[dp] = {
             "max_seqlen": [microbatch.max_seqlen for microbatch in microbatches],
             "num_tokens": [microbatch.num_tokens for microbatch in microbatches],
@@ -78,4 +114,10 @@ def build_step(
         "num_pairs": samples.num_pairs,
         "end": False,
     }
-    return BuiltStep(batches, counts, meta, samples.bad)
+    return BuiltStep(batches, counts, meta, samples.bad, arenas)
+
+
+def _placed(part: list[dict[str, NDArray[Any]]], arena: Arena) -> list[dict[str, NDArray[Any]]]:
+    """A microbatch's slices with all arrays in the arena, those that cp ranks share once."""
+    placed = {id(array): arena.place(array) for arrays in part for array in arrays.values()}
+    return [{name: placed[id(array)] for name, array in arrays.items()} for arrays in part]

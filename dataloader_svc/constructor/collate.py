@@ -8,6 +8,7 @@ gets of it: `slice.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
 from dataloader_svc.constructor.ragged import ragged
 from dataloader_svc.constructor.sound import Clips
 from dataloader_svc.constructor.step import AUDIO, KINDS, Samples, StepPlan
+
+Empty = Callable[[Any, Any], NDArray[Any]]
+"""(shape, dtype) -> an array to be filled: `numpy.empty`, or one in shared memory."""
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 """Name of a kind's patches in a batch; sound has none (`sound.py`)."""
@@ -94,20 +98,22 @@ class _Segments:
         return first
 
 
-def collate(plan: StepPlan, samples: Samples, dp_rank: int, form: Form) -> list[Microbatch]:
+def collate(
+    plan: StepPlan, samples: Samples, dp_rank: int, form: Form, empty: Empty = np.empty
+) -> list[Microbatch]:
     """A dp rank's microbatches of the step, the same number on every rank. Arrays are views of one
-    allocation a field.
+    allocation a field; those of the large fields are made by `empty`.
     """
     segments = _lay_out(plan, samples.second.tolist(), dp_rank, form)
     ends = np.cumsum(segments.length)
     starts = ends - segments.length
-    tokens = _token_fields(segments, samples, starts, int(ends[-1]))
+    tokens = _token_fields(segments, samples, starts, int(ends[-1]), empty)
     if form.layout == "padded":
         tokens |= _mask_fields(segments)
     pairs = _Pairs(segments, samples, starts) if form.pairs else None
     spans = _span_fields(plan, segments, starts)
     media: dict[str, _Media | Clips] = {
-        kind: _Media(number, segments, samples, starts, form)
+        kind: _Media(number, segments, samples, starts, form, empty)
         for number, kind in enumerate(KINDS)
         if kind in PIXELS
     }
@@ -185,25 +191,27 @@ def _lay_out(plan: StepPlan, second: list[int], dp_rank: int, form: Form) -> _Se
 
 
 def _token_fields(
-    segments: _Segments, samples: Samples, starts: NDArray[np.int64], total: int
+    segments: _Segments, samples: Samples, starts: NDArray[np.int64], total: int, empty: Empty
 ) -> dict[str, NDArray[Any]]:
     begins = segments.start.tolist()
     runs = list(zip(segments.piece.tolist(), begins, segments.length.tolist(), strict=True))
     longest = max((n for p, _, n in runs if p < 0), default=0)
     pad_ids, no_targets = np.full(longest, PAD_ID, np.int32), np.zeros(longest, np.uint8)
-    input_ids = np.empty(total, np.int64)
+    input_ids = empty(total, np.int64)
     np.concatenate([samples.ids[p][s : s + n] if p >= 0 else pad_ids[:n] for p, s, n in runs], out=input_ids)
     targets = np.empty(total, np.uint8)
     np.concatenate(
         [samples.targets[p][s : s + n] if p >= 0 else no_targets[:n] for p, s, n in runs], out=targets
     )
     targets[starts] = 0  # nothing in the same document comes before a first token
-    labels = np.full(total, IGNORED_LABEL, np.int64)
+    labels = empty(total, np.int64)
+    labels.fill(IGNORED_LABEL)
     np.copyto(labels[:-1], input_ids[1:], where=targets[1:].astype(bool))
-    loss_weight = np.zeros(total, np.float32)
+    loss_weight = empty(total, np.float32)
+    loss_weight[-1] = 0
     loss_weight[:-1] = targets[1:] != 0
-    position_ids = np.arange(total, dtype=np.int64)
-    position_ids -= np.repeat(starts, segments.length)
+    position_ids = empty(total, np.int64)
+    np.subtract(np.arange(total), np.repeat(starts, segments.length), out=position_ids)
     return {
         "input_ids": input_ids,
         "labels": labels,
@@ -283,14 +291,22 @@ class _Media:
     """All pictures or videos of a rank's step, in token order; `between` cuts out a microbatch's."""
 
     def __init__(
-        self, kind: int, segments: _Segments, samples: Samples, starts: NDArray[np.int64], form: Form
+        self,
+        kind: int,
+        segments: _Segments,
+        samples: Samples,
+        starts: NDArray[np.int64],
+        form: Form,
+        empty: Empty,
     ) -> None:
         self._name, self._merged = KINDS[kind], form.merge**2
         medium, self._token = _media_of(kind, segments, samples, starts)
         self._grid = samples.grid_thw[medium]
         self._patches = np.concatenate(([0], np.cumsum(self._grid.prod(axis=1))))
         views = [samples.pixels[m] for m in medium.tolist()]
-        self._pixels = np.concatenate(views) if views else np.empty((0, form.pixel_width), np.uint8)
+        self._pixels = empty((int(self._patches[-1]), form.pixel_width), np.uint8)
+        if views:
+            np.concatenate(views, out=self._pixels)
         self._times = np.concatenate([np.empty(0, np.float32), *(samples.times[m] for m in medium.tolist())])
         self._frames = np.concatenate(([0], np.cumsum(self._grid[:, 0])))
         self._position = ragged(self._token, np.diff(self._patches) // self._merged)
@@ -344,4 +360,4 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     return everything + (uncut if form.cp > 1 else tokens), kept
 
 
-__all__ = ["Form", "Microbatch", "bytes_needed", "collate", "ragged"]
+__all__ = ["Empty", "Form", "Microbatch", "bytes_needed", "collate", "ragged"]

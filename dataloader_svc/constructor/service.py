@@ -8,8 +8,13 @@ opens its session again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 import dataloader_svc
 from dataloader_client import methods
@@ -21,13 +26,17 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
 from dataloader_svc.constructor.control import Control
 from dataloader_svc.constructor.core import Rank
+from dataloader_svc.constructor.lending import Lender
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.reports import Reports
+from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.constructor.session import Session, Surroundings
 from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, StateError, VersionError
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.store.base import Store
+
+log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 30.0
 """Of a question to the planner, which it answers from memory or with one write to the store."""
@@ -59,7 +68,9 @@ class ConstructorService:
         self._config, self._index = config, index
         self._peers = Peers(store, clock, connect)
         role = RoleName(self.name, log_file)
-        self._surroundings = Surroundings(role, index, config, store, clock, self._peers)
+        self._segments = _segments(config.constructor.shared_bytes, self.name)
+        self._lender: Lender | None = None
+        self._surroundings = Surroundings(role, index, config, store, clock, self._peers, self._segments)
         self._reports = Reports(self._peers)
         self._session: Session | None = None
         self._planned_at_opening = 0  # steps: of the session
@@ -67,12 +78,21 @@ class ConstructorService:
         self.control = Control(self._peers)
 
     async def start(self) -> None:
-        """Nothing to do: the first join or read opens a session."""
+        """Listen for readers on this host. The first join or read opens a session."""
+        if self._segments is not None:
+            try:
+                self._lender = Lender.open(self._segments)
+            except OSError as error:
+                log.warning("%s: batches go over gRPC to this host too: no Unix socket: %s", self.name, error)
 
     async def stop(self) -> None:
         """End all work; readers that wait are told that this constructor is gone."""
         if self._session is not None:
             await self._session.end(PeerError(f"{self.name} is stopping"))
+        if self._segments is not None:
+            self._segments.close()
+        if self._lender is not None:
+            self._lender.close()
         await self._reports.stop()
         await self._peers.close()
 
@@ -107,11 +127,20 @@ class ConstructorService:
             if built is None:
                 yield Frame({}, {"step": step, "microbatches": 0, "end": True})
             else:
-                yield built.frame(rank, session.sizes.pp)
+                yield self._offered(request, built.frame(rank, session.sizes.pp), built.shared(rank.dp))
             sent = True
         finally:
             session.apply(core.Delivered(step, rank) if sent else core.GaveUp(step, rank))
         faultpoint.point("constructor.sent")
+
+    def _offered(
+        self, request: constructor_service_pb2.ReadRequest, frame: Frame, shared: NDArray[np.uint8] | None
+    ) -> Frame:
+        """The frame, without its payload where the reader can be lent the memory that it lies in."""
+        if self._lender is None or shared is None:
+            return frame
+        lent = bool(request.attachment) and self._lender.lend(request.attachment, request.lease, shared)
+        return replace(frame, shared=shared if lent else None, socket=self._lender.name)
 
     async def leave(self, request: constructor_service_pb2.LeaveRequest) -> common_pb2.Empty:
         """A rank reads no more: it does not hold steps back any longer."""
@@ -137,7 +166,11 @@ class ConstructorService:
             service_version=dataloader_svc.__version__,
             protocol=methods.PROTOCOL,
             limit_bytes=self._config.constructor.memory,
+            shared_limit_bytes=0 if self._segments is None else self._segments.limit_bytes,
         )
+        if self._segments is not None:
+            status.lent_bytes, status.leases = self._segments.lent
+            status.lent_total = self._segments.lent_total
         if session is None:
             return status
         status.session = session.number
@@ -180,9 +213,18 @@ class ConstructorService:
         latest = max(self._planned_at_opening, session.window.frontier)
         if step > latest + MOST_AHEAD:
             raise StateError(
-                f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead of it "
-                "can be read"
+                f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead "
+                "of it can be read"
             )
+
+
+def _segments(limit_bytes: int, name: str) -> Segments | None:
+    """Shared memory to build in; None where it is switched off or this system has none."""
+    try:
+        return Segments(limit_bytes) if limit_bytes else None
+    except OSError as error:
+        log.warning("%s: batches go over gRPC to this host too: no shared memory: %s", name, error)
+        return None
 
 
 def _rank(coords: common_pb2.Coords) -> Rank:

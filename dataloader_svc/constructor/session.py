@@ -25,10 +25,11 @@ from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
-from dataloader_svc.constructor.build import BuiltStep, build_step
+from dataloader_svc.constructor.build import BuiltStep, build_step, step_bytes
 from dataloader_svc.constructor.collate import Form, bytes_needed
 from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
+from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.constructor.step import Bad, StepPlan, from_placed, with_masked
 from dataloader_svc.errors import (
     ConfigError,
@@ -58,6 +59,7 @@ class Surroundings:
     store: Store
     clock: Clock
     peers: Peers
+    segments: Segments | None = None  # where batches are built for readers on this host
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Session:
         places = product(self.dp_ranks, range(self.sizes.cp), range(self.sizes.tp), range(self.sizes.pp))
         self.window = Window(
             (Rank(*place) for place in places),
-            limit_bytes=config.constructor.memory,
+            limit_bytes=config.constructor.window_bytes,
             ahead=config.planner.ahead,
         )
         self.traces: deque[Mapping[str, float]] = deque(maxlen=_TRACED_STEPS)
@@ -190,10 +192,13 @@ class Session:
             self._mistaken(task.get_name(), error)
 
     def _too_large(self, step: int, needed: int) -> ConfigError:
-        memory = self._is.config.constructor.memory
+        settings = self._is.config.constructor
+        shared = settings.shared_bytes / 2**20
+        less = f" less its shared_memory ({shared:.1f} MiB)" if shared else ""
         return ConfigError(
             f"step {step} may take {needed / 2**20:.1f} MiB to build, above constructor.memory "
-            f"({memory / 2**20:.1f} MiB): raise it, lower global_batch, or raise constructor.count"
+            f"({settings.memory / 2**20:.1f} MiB){less}: raise it, lower global_batch, or raise "
+            "constructor.count"
         )
 
     # ---- plans
@@ -249,7 +254,8 @@ class Session:
             self._end_data(placed.step)
             return
         plan = from_placed(placed)
-        need = bytes_needed(plan, self.dp_ranks, self._form)
+        bound = bytes_needed if self._is.segments is None else step_bytes
+        need = bound(plan, self.dp_ranks, self._form)
         self._plans[plan.step] = _Planned(plan, _meta(placed), need, placed.generation)
         self.apply(core.Planned(plan.step, *need))
         if placed.record.last:
@@ -286,7 +292,9 @@ class Session:
         began = clock.monotonic()
         fetched = await self._is.peers.fetch(plan, sum(planned.need))
         came = clock.monotonic()
-        built = await asyncio.to_thread(build_step, plan, fetched, self.dp_ranks, self._form, self._cut)
+        built = await asyncio.to_thread(
+            build_step, plan, fetched, self.dp_ranks, self._form, self._cut, self._is.segments
+        )
         trace = {
             **planned.meta["trace"],
             "fetch": came - began,

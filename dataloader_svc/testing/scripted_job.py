@@ -82,6 +82,7 @@ class ScriptedJob:
     async def start_constructor(self, index: int = 0) -> None:
         """Start one that knows nothing; number 0 at its old address."""
         service = ConstructorService(self.config, self.store, SystemClock(), index=index)
+        await service.start()
         self.constructors[index] = service
         where = self.address if index == 0 else "127.0.0.1:0"
         address = await self._serve(f"constructor/{index}", "ConstructorService", service, where)

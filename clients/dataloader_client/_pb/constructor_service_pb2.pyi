@@ -9,14 +9,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReadRequest(_message.Message):
-    __slots__ = ("session", "step", "coords")
+    __slots__ = ("session", "step", "coords", "attachment", "lease")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COORDS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     session: int
     step: int
     coords: _common_pb2.Coords
-    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ...) -> None: ...
+    attachment: int
+    lease: int
+    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., attachment: _Optional[int] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("session", "coords")
@@ -47,7 +51,7 @@ class ReportResponse(_message.Message):
     def __init__(self, wanted: _Optional[bool] = ...) -> None: ...
 
 class ConstructorStatus(_message.Message):
-    __slots__ = ("job", "service_version", "protocol", "session", "mesh", "held_bytes", "limit_bytes", "first_step", "last_step", "trace")
+    __slots__ = ("job", "service_version", "protocol", "session", "mesh", "held_bytes", "limit_bytes", "first_step", "last_step", "trace", "shared_limit_bytes", "lent_bytes", "leases", "lent_total")
     class TraceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +69,10 @@ class ConstructorStatus(_message.Message):
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LENT_TOTAL_FIELD_NUMBER: _ClassVar[int]
     job: str
     service_version: str
     protocol: int
@@ -75,4 +83,8 @@ class ConstructorStatus(_message.Message):
     first_step: int
     last_step: int
     trace: _containers.ScalarMap[str, float]
-    def __init__(self, job: _Optional[str] = ..., service_version: _Optional[str] = ..., protocol: _Optional[int] = ..., session: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., trace: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    shared_limit_bytes: int
+    lent_bytes: int
+    leases: int
+    lent_total: int
+    def __init__(self, job: _Optional[str] = ..., service_version: _Optional[str] = ..., protocol: _Optional[int] = ..., session: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., held_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., first_step: _Optional[int] = ..., last_step: _Optional[int] = ..., trace: _Optional[_Mapping[str, float]] = ..., shared_limit_bytes: _Optional[int] = ..., lent_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., lent_total: _Optional[int] = ...) -> None: ...

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from dataloader_svc.config.schema.model import Bytes, Model
+
+_LEAST_SHARED = 2**20
 
 
 class Loader(Model):
@@ -44,6 +48,33 @@ class Constructor(Model):
 
     count: int = Field(default=1, gt=0, description="Processes.")
     memory: Bytes = Field(default=2**30, description="Finished batches a constructor holds at most.")
+    shared_memory: Literal["auto", False] | Bytes = Field(
+        default="auto",
+        description="Part of `memory` for batches that trainers on the same host have mapped and that the "
+        "constructor itself holds no longer, and for pages that it keeps warm. What goes beyond it is sent "
+        "over gRPC. auto: a third. `off` (or `false`): batches are never mapped.",
+    )
+
+    @property
+    def shared_bytes(self) -> int:
+        """`shared_memory` in bytes; 0 = off, as it is by itself where `memory` is a few pages."""
+        if self.shared_memory == "auto":
+            return self.memory // 3 if self.memory >= _LEAST_SHARED else 0
+        return int(self.shared_memory)
+
+    @property
+    def window_bytes(self) -> int:
+        """Of `memory`, what is left for steps that are being built or wait to be read."""
+        return self.memory - self.shared_bytes
+
+    @model_validator(mode="after")
+    def _leaves_a_window(self) -> Self:
+        if self.window_bytes <= 0:
+            raise ValueError(
+                f"shared_memory ({self.shared_bytes} bytes) is a part of memory ({self.memory} bytes) and "
+                "leaves nothing of it to build in: raise memory, or lower shared_memory"
+            )
+        return self
 
 
 class Planner(Model):
