@@ -46,6 +46,7 @@ from dataloader_balancers.cost import (
     sequence_cost,
 )
 from dataloader_balancers.cut_choice import ChosenCut, CutLoad, Kernel, choose_cut, cut_load
+from dataloader_balancers.cut_choices import ChosenCuts, choose_cuts
 from dataloader_balancers.hybrid import HybridPlan, hybrid
 from dataloader_balancers.pack import (
     LAYOUTS,
@@ -70,6 +71,7 @@ __all__ = [
     "AudioCost",
     "Cap",
     "ChosenCut",
+    "ChosenCuts",
     "CostFunctionError",
     "CostModel",
     "CutLoad",
@@ -93,6 +95,7 @@ __all__ = [
     "TwoPlacements",
     "by_groups",
     "choose_cut",
+    "choose_cuts",
     "concatenate",
     "cut_load",
     "floor",
