@@ -6,7 +6,9 @@ steps, ranks and bytes; no plan, no array, no clock, no network. What it guarant
 - bytes held and reserved never exceed the limit: a step is built only when its bound fits;
 - the lowest step that somebody waits for is always built next, if need be by dropping steps that nobody
   waits for: any step can be built again, so that no order of reads can block;
-- each rank's reads can be repeated, in any order.
+- each rank's reads can be repeated, in any order;
+- a rank that stands still takes memory from nobody: what lies further behind the others than is built ahead
+  of them is dropped, and built again if it is asked for after all.
 
 An idle step becomes planned by `Planned`, is `building` from StartBuild to Built or BuildFailed, then `ready`
 until dropped.
@@ -21,6 +23,10 @@ from typing import NamedTuple
 
 MAX_BUILDS = 2
 """Steps built at once: while one is collated, the samples of the next are on their way."""
+
+
+KEPT_PLANS = 16
+"""Times `ahead` steps behind that plans are kept: a rank that comes after all need not fetch each anew."""
 
 
 class Rank(NamedTuple):
@@ -252,10 +258,26 @@ class Window:
         done = [n for n in self._steps if n not in beyond and self._is_done(n)]
         keep = max((n for n in done if self._steps[n].phase is Phase.READY and self._ranks), default=None)
         return [
+            *(
+                action
+                for number in sorted(beyond + done)
+                if number != keep and self._steps[number].phase is not Phase.BUILDING
+                for action in self._drop(number, forget=True)
+            ),
+            *self._drop_left_behind(keep),
+        ]
+
+    def _drop_left_behind(self, keep: int | None) -> list[Action]:
+        """Free the batches that only ranks far behind have not read, and forget the oldest plans of them."""
+        far = self.frontier - self._ahead
+        oldest_plan = self.frontier - KEPT_PLANS * self._ahead
+        behind = [n for n, step in self._steps.items() if n < far and n != keep and not step.waiting]
+        return [
             action
-            for number in sorted(beyond + done)
-            if number != keep and self._steps[number].phase is not Phase.BUILDING
-            for action in self._drop(number, forget=True)
+            for number in sorted(behind)
+            if self._steps[number].phase is Phase.READY
+            or (number < oldest_plan and self._steps[number].phase is Phase.IDLE)
+            for action in self._drop(number, forget=number < oldest_plan)
         ]
 
     def _beyond(self, number: int, last_ahead: int) -> bool:

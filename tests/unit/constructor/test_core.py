@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloader_svc.constructor.core import (
+    KEPT_PLANS,
     Asked,
     BuildFailed,
     Built,
@@ -17,6 +18,7 @@ from dataloader_svc.constructor.core import (
     GaveUp,
     Left,
     OpenPlans,
+    Phase,
     Planned,
     PlansFailed,
     PlansLost,
@@ -41,6 +43,10 @@ class Driven:
             actions += self.window.apply(event)
             self.window.validate()
         return actions
+
+    @property
+    def building(self):
+        return [n for n, step in self.window._steps.items() if step.phase is Phase.BUILDING]
 
 
 def planned(*numbers, size=100):
@@ -152,6 +158,23 @@ def test_all_is_dropped_when_all_have_left():
     window(Left(A))
     window(Left(B))
     assert window.window.held_bytes == 0
+
+
+def test_a_rank_that_stands_still_keeps_memory_from_nobody():
+    """B has stopped at step 0: what A has read is kept for it for a while, and A's next are always built."""
+    window = Driven(limit=600, ahead=2)
+    window(Asked(0, A), Asked(0, B), *planned(0, 1, 2), Built(0, 100), Delivered(0, A), GaveUp(0, B))
+    for step in range(1, 100):
+        window(Asked(step, A), *planned(step + 2))
+        if step in window.building:
+            window(Built(step, 100))
+        window(Delivered(step, A))
+        for ahead in sorted(window.building):
+            window(Built(ahead, 100))
+        assert window.window.ready == list(range(max(step - 2, 0), step + 3))
+    assert len(window.window._steps) <= 2 + 1 + KEPT_PLANS * 2
+    assert window(Asked(1, B)) == [OpenPlans(1, 101)]  # it comes after all
+    assert StartBuild(1) in window(*planned(*range(1, 102)))
 
 
 class Simulation:
