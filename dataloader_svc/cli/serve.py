@@ -34,11 +34,17 @@ DEFAULT_ADDRESS = "127.0.0.1:7077"
         "dataloader-svc serve mixture.yaml",
         "dataloader-svc serve mixture.yaml --address 127.0.0.1:0 --json",
         "dataloader-svc serve mixture.yaml --store sqlite:////var/lib/loader/job.db",
+        "dataloader-svc serve mixture.yaml --take-over",
     )
 )
 @config_argument
 @click.option(
     "--address", default=DEFAULT_ADDRESS, show_default=True, help="HOST:PORT to listen on; port 0: any."
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="From the service that serves the job now, at its address: it ends, trainers read on.",
 )
 @click.option("--store", help="State store, instead of the configured one.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep the processes' logs in this folder.")
@@ -59,6 +65,7 @@ def command(
     run_dir: Path | None,
     embedded_in: int | None,
     *,
+    take_over: bool,
     as_json: bool,
 ) -> None:
     """Start the service, print its address, and run until Ctrl-C or SIGTERM.
@@ -77,7 +84,7 @@ def command(
         if embedded_in is not None:
             spec = private(spec)
         with progress_console().status(f"starting {loaded.config.job}"):
-            job = Job(spec)
+            job = Job(spec, take_over=take_over)
             job.__enter__()
         try:
             _announce(job, as_json=as_json, with_token=embedded_in is not None)

@@ -17,17 +17,22 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from dataloader_svc import faultpoint
 from dataloader_svc.engine.access import check_access
 from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.replacing import replace_slow
-from dataloader_svc.engine.serving import RENEW_S, Serving
+from dataloader_svc.engine.serving import RENEW_S, Serving, current_holder
 from dataloader_svc.engine.spec import JobSpec
+from dataloader_svc.engine.takeover import Offer, asked, done, successor_serves, take_over
 from dataloader_svc.errors import ConfigError, NotLeader, StoreError
 from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
 
 log = logging.getLogger(__name__)
+
+_PORT_TRIES, _PORT_PAUSE_S = 20, 0.25
+"""For the port of a service before; children of one that was killed end within ORPHAN_GRACE_S."""
 
 
 class Job:
@@ -37,9 +42,11 @@ class Job:
     keeps a role from starting: ConfigError (port in use), StoreError, EngineError with the role's last words.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, *, take_over: bool = False) -> None:
+        """`take_over`: from a service that runs, at its address; without one, at that of `spec`."""
         check_access(spec)
-        self.spec = replace(spec, address=free_address(spec.address))
+        self.spec = spec if take_over else replace(spec, address=free_address(spec.address))
+        self._take_over = take_over
         self.address = self.spec.address
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
@@ -111,7 +118,24 @@ class Job:
     async def _start(self) -> None:
         spec = self.spec
         self._store = await asyncio.to_thread(open_store, spec.store, spec.base_dir)
-        self._serving = await Serving.begin(self._store, spec.config.job, spec.address)
+        if not self._take_over:
+            self._serving = await Serving.begin(self._store, spec.config.job, spec.address)
+            await self._start_roles()
+        else:
+            holder = await current_holder(self._store)
+            self.address = free_address(spec.address) if holder is None else holder.address
+            self.spec = spec = replace(spec, address=self.address)
+            offer = Offer.of(spec)
+            self._serving = await take_over(self._store, spec.config.job, offer)
+            await self._start_roles()
+            await done(self._store, offer)
+        self._watch = asyncio.create_task(self._until_failure())
+        self._calls.add(self._watch)
+
+    async def _start_roles(self) -> None:
+        """All of them, once the address is free: orphans of a service that was killed live for a moment."""
+        spec = self.spec
+        await _until_free(spec.address)
         path = spec.write()
         self._engine = LocalEngine(spec.run_dir, role_argv(path))
         roles = [
@@ -127,8 +151,6 @@ class Job:
         finally:
             for start in starts:
                 start.cancel()
-        self._watch = asyncio.create_task(self._until_failure(self._serving))
-        self._calls.add(self._watch)
 
     async def _start_role(self, engine: LocalEngine, role: RoleSpec) -> None:
         address = await engine.start(role)
@@ -139,15 +161,44 @@ class Job:
         await asyncio.wait([self._watch])
         self._watch.result()
 
-    async def _until_failure(self, serving: Serving) -> None:
-        assert self._engine is not None
+    async def _until_failure(self) -> None:
+        """Until a role fails for good, or another service has taken the job over."""
         assert self._store is not None
-        failures = [
+        ours = await asyncio.to_thread(Offer.of, self.spec)
+        while True:
+            offer = await self._until_asked(self._store, ours)
+            if await self._hand_over(self._store, offer):
+                log.warning("the job was handed over to %s (%s)", offer.holder, offer.version)
+                return
+            log.warning("%s ended before it served the job; going on", offer.holder)
+            self._serving = await Serving.begin(self._store, self.spec.config.job, self.address)
+            await self._start_roles()
+
+    async def _hand_over(self, store: Store, offer: Offer) -> bool:
+        """Let the job go; tell whether the other serves it."""
+        assert self._engine is not None
+        assert self._serving is not None
+        log.warning("handing the job over to %s (%s)", offer.holder, offer.version)
+        await self._engine.close()
+        faultpoint.point("takeover.stopped")
+        serving, self._serving = self._serving, None
+        await serving.end()
+        faultpoint.point("takeover.given_up")
+        return await successor_serves(store, offer)
+
+    async def _until_asked(self, store: Store, ours: Offer) -> Offer:
+        """Keep the right to serve, and roles as they should be, until another may have the job."""
+        assert self._engine is not None
+        assert self._serving is not None
+        serving = self._serving
+        request = asyncio.create_task(asked(store, ours))
+        failures: list[asyncio.Task[Any]] = [
             asyncio.create_task(_tell_restarts(self._engine)),
-            asyncio.create_task(replace_slow(self._engine, self._store)),
+            asyncio.create_task(replace_slow(self._engine, store)),
+            request,
         ]
         try:
-            while True:
+            while not request.done():
                 done, _ = await asyncio.wait(failures, timeout=RENEW_S, return_when=asyncio.FIRST_COMPLETED)
                 for failure in done:
                     failure.result()
@@ -157,6 +208,7 @@ class Job:
                     raise
                 except StoreError as error:  # full, or away: nobody else can take the job meanwhile either
                     log.warning("can't renew the right to serve: %s", error)
+            return request.result()
         finally:
             await _cancel(failures)
 
@@ -196,6 +248,18 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _until_free(address: str) -> None:
+    """ConfigError: somebody else listens there, and goes on to."""
+    for _ in range(_PORT_TRIES):
+        try:
+            free_address(address)
+        except ConfigError:
+            await asyncio.sleep(_PORT_PAUSE_S)
+        else:
+            return
+    free_address(address)
 
 
 def free_address(address: str) -> str:

@@ -84,21 +84,31 @@ class Serving:
         Waits TTL_S where a service on another machine may have been killed.
         """
         us = Holder.this_process(address)
-        lease = await asyncio.to_thread(_take, store, us)
-        if lease is None:
-            holder = await _holder(store)
-            if holder is not None and holder.is_gone():
-                former = Lease(LEASE, holder.owner, holder.token, TTL_S, 0.0)
-                await asyncio.to_thread(store.release, former)
-            elif holder is None or holder.machine != us.machine:
+        serving = await cls.take(store, us)
+        if serving is None:
+            holder = await current_holder(store)
+            if holder is None or holder.machine != us.machine:
                 await asyncio.sleep(TTL_S)
-            lease = await asyncio.to_thread(_take, store, us)
-        if lease is None:
+                serving = await cls.take(store, us)
+        if serving is None:
             raise StoreError(
                 f"job {job!r} is being served already by {await _who(store)}; use that service, stop it, or "
                 "give this one another job name or --store"
             )
-        return cls(store, lease)
+        return serving
+
+    @classmethod
+    async def take(cls, store: Store, us: Holder) -> Self | None:
+        """The right, where it is free or its holder is surely gone; None where another serves."""
+        lease = await asyncio.to_thread(_take, store, us)
+        if lease is None:
+            holder = await current_holder(store)
+            if holder is None or not holder.is_gone():
+                return None
+            former = Lease(LEASE, holder.owner, holder.token, TTL_S, 0.0)
+            await asyncio.to_thread(store.release, former)
+            lease = await asyncio.to_thread(_take, store, us)
+        return None if lease is None else cls(store, lease)
 
     async def renew(self) -> None:
         """To be called every RENEW_S. NotLeader: another service has taken over."""
@@ -120,13 +130,14 @@ def _take(store: Store, us: Holder) -> Lease | None:
     return lease
 
 
-async def _holder(store: Store) -> Holder | None:
+async def current_holder(store: Store) -> Holder | None:
+    """Who wrote last that it serves; it may have ended since."""
     return Holder.from_json(await asyncio.to_thread(store.get, HOLDER_KEY))
 
 
 async def _who(store: Store) -> str:
     """The lease's holder in words; its entry follows the lease a moment later."""
-    holder = await _holder(store)
+    holder = await current_holder(store)
     return "a service that is just starting" if holder is None or holder.is_gone() else str(holder)
 
 

@@ -68,7 +68,9 @@ def test_a_slow_loader_is_named_drained_and_replaced_by_its_shadow(
         (row,) = replaced(store)
     assert (row.loader, row.kind) == (slow, "slow")
     explained = json.loads(run_cli("explain", config, "--step", row.step - 1, "--json").stdout)
-    assert any(note.startswith(f"{slow} was slow when step {row.step} came next") for note in explained["notes"])
+    assert any(
+        note.startswith(f"{slow} was slow when step {row.step} came next") for note in explained["notes"]
+    )
 
 
 def test_a_loader_that_is_stopped_is_replaced(data: Path, tmp_path: Path, calm: dict[int, object]) -> None:
