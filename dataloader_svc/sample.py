@@ -37,6 +37,19 @@ class BlockId(NamedTuple):
         return f"{self.source}/{self.epoch}#{self.block}"
 
 
+class Listing(NamedTuple):
+    """The shards that an epoch of a source is made of: the first of its list, whose index has `digest`.
+
+    Without a digest: all that there are.
+    """
+
+    shards: int = 0
+    digest: str = ""
+
+
+ALL_SHARDS = Listing()
+
+
 class RowRef(NamedTuple):
     """Where a sample lies: shard path as listed, and row (or sample number) inside it."""
 

@@ -120,7 +120,7 @@ def _write_rows(
         found = find_blocks(loaded, store, rows, progress)
         bar = progress.add_task("reading rows", total=len(found.blocks))
         for block, inside in found.blocks.items():
-            samples = found.readers[block.source].read_block(block)
+            samples = found.reader(block).read_block(block)
             for row in inside:
                 try:
                     _write_row(samples, row, folder / _name(row.sample))

@@ -219,7 +219,7 @@ def _request(
     state = past.state
     names = sorted({row.sample.source for row, _ in rows})
     for name in found.repaired.intersection(names):
-        found.readers[name].accept_repair(state.sources[name].index)
+        found.readers[name].accept_repair(*state.sources[name].listings)
     faultpoint.point("readmit.files_noted")
     blocks = {row.sample: block.block for block, inside in found.blocks.items() for row in inside}
     samples = (
@@ -235,7 +235,7 @@ def _request(
             for name, value in state.config.items()
             if name == "job" or name.partition("/")[2] in names
         },
-        index={name: found.readers[name].index.digest for name in names},
+        index={name: state.sources[name].index for name in names},
         # Those of a block come one after the other: it is read once for all of them.
         samples=tuple(sorted(samples, key=lambda each: (each.sample[:2], each.block, each.sample))),
     )

@@ -36,6 +36,13 @@ class Found:
     blocks: dict[BlockId, list[Quarantined]] = field(default_factory=dict)
     lost: dict[SampleId, str] = field(default_factory=dict)
     repaired: set[str] = field(default_factory=set)
+    places: Rows = field(default_factory=Rows)
+
+    def reader(self, block: BlockId) -> SourceReader:
+        """Of a block of `blocks`, with the shards that its epoch was made of."""
+        reader = self.places.reader(block.source, block.epoch)
+        assert reader is not None, "the block was found by it"
+        return reader
 
 
 def last_state(store: Store) -> State | None:
@@ -67,7 +74,7 @@ def find_blocks(
     places = find_rows(loaded, state, sorted({row.sample.source for row in rows}), progress)
     if repaired:
         _match(places, state, found)
-    found.readers = places.readers
+    found.readers, found.places = places.readers, places
     for row in rows:
         source, epoch, position = row.sample
         if source in places.notes:
@@ -77,7 +84,9 @@ def find_blocks(
         if at != row.row:
             found.lost[row.sample] = f"this name means {at or 'no row'} now: files or settings have changed"
             continue
-        number, _ = places.readers[source].order(epoch).locate(position)
+        reader = places.reader(source, epoch)
+        assert reader is not None, "its row was found"
+        number, _ = reader.order(epoch).locate(position)
         found.blocks.setdefault(BlockId(source, epoch, number), []).append(row)
     return found
 
@@ -86,7 +95,7 @@ def _match(places: Rows, state: State, found: Found) -> None:
     """Take the files of changed sources for repairs, where they can be."""
     for name, reader in places.changed.items():
         try:
-            reader.accept_repair(state.sources[name].index, note=False)
+            reader.accept_repair(*state.sources[name].listings, note=False)
         except SourceError as error:
             places.notes[name] = str(error)
             continue

@@ -42,7 +42,7 @@ def try_samples(loaded: LoadedConfig, found: Found, progress: Progress) -> dict[
             for name in {block.source for block in found.blocks}
         }
         for block, rows in found.blocks.items():
-            reader, rule = found.readers[block.source], rules[block.source]
+            reader, rule = found.reader(block), rules[block.source]
             held = read_block(reader, block, rule, pool)
             for sample, why in _bad(loaded, held, reader, rule, rows, pool):
                 bad.setdefault(sample, why)

@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from dataloader_svc.config.digest import compare, read_digest, renamings
 from dataloader_svc.config.load import LoadedConfig
-from dataloader_svc.errors import DataloaderError
+from dataloader_svc.errors import DataloaderError, StateError
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import RowRef, SampleId
 from dataloader_svc.sources.reader import SourceReader
@@ -28,15 +28,23 @@ class Rows:
     """readers: by source, of those whose rows can be told. notes: source -> why not, for the others.
 
     changed: of these, the readers of sources whose files are others now; they may be a repair.
+    state: that the rows are looked up for: which shards an epoch was made of
     """
 
     readers: dict[str, SourceReader] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     changed: dict[str, SourceReader] = field(default_factory=dict)
+    state: State | None = None
+
+    def reader(self, source: str, epoch: int) -> SourceReader | None:
+        """Of an epoch, with the shards that it was made of; None where no rows can be told."""
+        reader = self.readers.get(source)
+        known = None if self.state is None else self.state.sources.get(source)
+        return reader if reader is None or known is None else reader.listed(known.listing(epoch))
 
     def row(self, sample: SampleId) -> RowRef | None:
         """Where the sample lies; None where it can't be told."""
-        reader = self.readers.get(sample.source)
+        reader = self.reader(sample.source, sample.epoch)
         if reader is None or sample.position >= reader.num_rows:
             return None
         return reader.locate_row(sample.epoch, sample.position)
@@ -47,7 +55,7 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
 
     A source that can't be opened becomes a note, not an error: what the log says of it still stands.
     """
-    rows = Rows()
+    rows = Rows(state=state)
     config = loaded.config
     today = read_digest(config, loaded.base_dir)
     now = renamings(state.config, today)
@@ -78,8 +86,10 @@ def find_rows(loaded: LoadedConfig, state: State, names: Iterable[str], progress
         except DataloaderError as error:
             rows.notes[name] = str(error)
             continue
-        planned = state.sources[name].index if name in state.sources else ""
-        if planned and planned != reader.index.digest:
+        try:
+            for listing in state.sources[name].listings if name in state.sources else ():
+                reader.listed(listing)
+        except StateError:
             rows.notes[name] = "its files are not those that the step was planned with"
             rows.changed[name] = reader
         else:

@@ -31,6 +31,7 @@ class StepPlan:
     source, epoch, position, block, start, length, patches, frames   (n,) by piece
     loader                (n,) index into `loaders` (addresses) of the preferred holder
     masked                bool (n,) pieces that stay without loss: they come again, repaired, in another step
+    listings              which shards the epochs are made of that the pieces are of
     """
 
     step: int
@@ -49,6 +50,7 @@ class StepPlan:
     loader: NDArray[np.int64]
     masked: NDArray[np.bool_]
     loaders: tuple[str, ...]
+    listings: tuple[plan_pb2.EpochListing, ...] = ()
 
     @property
     def num_pieces(self) -> int:
@@ -101,6 +103,7 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
         loader=loader,
         masked=masked,
         loaders=tuple(plan.loader),
+        listings=tuple(plan.listings),
         **by_piece,
         **sequences,
     )
@@ -111,11 +114,13 @@ def fetch_request(
 ) -> loader_service_pb2.FetchRequest:
     """What to ask a loader for, for these pieces of the plan."""
     columns = ("source", "epoch", "position", "block", "start", "length")
+    epochs = set(zip(plan.source[pieces].tolist(), plan.epoch[pieces].tolist(), strict=True))
     return loader_service_pb2.FetchRequest(
         step=plan.step,
         sources=plan.sources,
         max_bytes=max_bytes,
         masked=np.flatnonzero(plan.masked[pieces]).tolist(),
+        listings=(each for each in plan.listings if (each.source, each.epoch) in epochs),
         **{name: getattr(plan, name)[pieces].tolist() for name in columns},
     )
 

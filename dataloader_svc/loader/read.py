@@ -92,6 +92,7 @@ class HeldBlock:
 
     compared   documents that were encoded a second time; `incidents`: of them, those that differ
     second     as in `Documents`
+    index      digest of the index by which its rows were found
     """
 
     block: BlockId
@@ -105,6 +106,7 @@ class HeldBlock:
     compared: int = 0
     incidents: tuple[Incident, ...] = ()
     second: NDArray[np.int32] | None = None
+    index: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -147,6 +149,7 @@ def read_block(
             for index, what in sorted(documents.differing.items())
         ),
         second=documents.second,
+        index=samples.index,
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dataloader_client._pb import common_pb2, loader_service_pb2
+from dataloader_client._pb import common_pb2, loader_service_pb2, plan_pb2
 from dataloader_client.wire import Frame
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock, SystemClock
@@ -27,7 +27,7 @@ from dataloader_svc.loader.meter import Meter
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
-from dataloader_svc.rpc.convert import probe_to_frame
+from dataloader_svc.rpc.convert import listing_of, probe_to_frame
 from dataloader_svc.sample import BlockId, SampleId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
@@ -42,6 +42,8 @@ READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in
 
 _HELD_PER_SOURCE_BYTE = 1.5
 """Estimate of a held block's bytes from the index's. Text: 4 + 1 bytes a token of about 4 bytes."""
+
+_ALL_SHARDS = plan_pb2.Listing()
 
 
 class LoaderService:
@@ -118,7 +120,9 @@ class LoaderService:
         self, request: loader_service_pb2.DescribeRequest
     ) -> loader_service_pb2.DescribeResponse:
         """Size, digest and blocks of a source's epoch. Indexes the source where that hasn't been done."""
-        reader = await self._reader(request.source)
+        reader = await self._listed(request.source, request.listing)
+        if request.grown:
+            reader = await self._reader(request.source)
         order = reader.order(request.epoch)
         return loader_service_pb2.DescribeResponse(
             source=request.source,
@@ -126,18 +130,21 @@ class LoaderService:
             num_rows=reader.num_rows,
             digest=reader.index.digest,
             block_starts=order.block_starts.tolist(),
-            num_shards=len(reader.index.paths),
+            num_shards=reader.listing.shards,
+            listed_shards=(await self._reader(request.source)).listing.shards,
         )
 
     async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:
         """Probe columns of a block, which is leased by this; but for a shadow that only reads ahead."""
-        held = await self._block(_block_id(request), leased=not request.warm)
+        reader = await self._listed(request.source, request.listing)
+        held = await self._block(_block_id(request), reader, leased=not request.warm)
         return probe_to_frame(probe_columns(held))
 
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
         """The pieces named, decoded."""
         began = self._clock.monotonic()
-        pieces = await self._take(_asked(request), frozenset(request.masked))
+        listings = {(request.sources[each.source], each.epoch): each.listing for each in request.listings}
+        pieces = await self._take(_asked(request), frozenset(request.masked), listings)
         check_size(pieces, request.max_bytes)
         taken = self._clock.monotonic()
         patch = self._config.images.patch
@@ -211,17 +218,29 @@ class LoaderService:
             log.warning("%s: source %s: %s", self.name, name, warning)
         return reader
 
-    async def _block(self, block: BlockId, *, leased: bool) -> HeldBlock:
+    async def _listed(self, name: str, listing: plan_pb2.Listing) -> SourceReader:
+        """A source as made of these shards, opened anew where they are not those that it had. StateError."""
+        wanted = listing_of(listing)
+        reader = await self._reader(name)
+        try:
+            return reader.listed(wanted)
+        except StateError:
+            if self._sources.get(name) is reader:
+                del self._sources[name]
+        return (await self._reader(name)).listed(wanted)
+
+    async def _block(self, block: BlockId, reader: SourceReader, *, leased: bool) -> HeldBlock:
         """A block, held or read now."""
-        held = self._blocks.get(block)
-        if held is None:
-            reader = await self._reader(block.source)
-            num_blocks = reader.order(block.epoch).num_blocks
-            if block.block >= num_blocks:
-                raise StateError(
-                    f"block {block}: the source has {num_blocks} blocks now; its files have changed"
-                )
-            held = await _shared(self._reading, block, lambda: self._read(block, reader))
+        num_blocks = reader.order(block.epoch).num_blocks
+        if block.block >= num_blocks:
+            raise StateError(f"block {block}: the source has {num_blocks} blocks now; its files have changed")
+        while True:
+            held = self._blocks.get(block)
+            if held is None:
+                held = await _shared(self._reading, block, lambda: self._read(block, reader))
+            if held.index == reader.index.digest:
+                break
+            self._drop(self._table.apply(core.Forgotten(block)))  # read for another list of shards
         if block in self._table:  # it may have been dropped at once, being larger than the memory
             self._drop(self._table.apply(core.Used(block, leased)))
         return held
@@ -280,14 +299,18 @@ class LoaderService:
             del self._blocks[block]
 
     async def _take(
-        self, asked: dict[BlockId, list[tuple[int, PieceRange]]], masked: frozenset[int]
+        self,
+        asked: dict[BlockId, list[tuple[int, PieceRange]]],
+        masked: frozenset[int],
+        listings: Mapping[tuple[str, int], plan_pb2.Listing],
     ) -> list[TakenPiece]:
         """Pieces in the order asked for. Each block's are taken when it is there: none waits for another."""
         taken: dict[int, TakenPiece] = {}
 
         async def take_from(block: BlockId, pieces: list[tuple[int, PieceRange]]) -> None:
-            held = await self._block(block, leased=False)
-            reader = await self._reader(block.source)
+            listing = listings.get((block.source, block.epoch), _ALL_SHARDS)
+            reader = await self._listed(block.source, listing)
+            held = await self._block(block, reader, leased=False)
             rule = self._rules[block.source]
             for number, piece in pieces:
                 taking = take_silent if number in masked else take

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dataloader_svc.errors import DataError, DataloaderError, SourceError, StateError
+from dataloader_svc.planner import listings
 from dataloader_svc.planner.change import Change, with_new, without_past
 from dataloader_svc.planner.events import (
     Action,
@@ -46,7 +47,7 @@ from dataloader_svc.planner.readmit import Readmissions
 from dataloader_svc.planner.select import Ended, Needed, Rules, Selected, select
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import Epoch, Lack, Supply
-from dataloader_svc.sample import BlockId, ProbeColumns
+from dataloader_svc.sample import BlockId, Listing, ProbeColumns
 
 __all__ = [
     "Action",
@@ -82,7 +83,6 @@ class PlannerCore:
         self._mixed: tuple[Change, ...] = ()  # those that the two below have
         self._now, self._lookahead = rules, Lookahead(rules, ahead)
         self._supplies = {name: Supply(name) for name in rules.names}
-        self._digests: dict[str, str] = {}
         self._state: State | None = None  # after the last step in the log
         self._selected: list[Selected] = []  # steps after it, not in the log
         self._appending: Plan | None = None
@@ -132,11 +132,11 @@ class PlannerCore:
                     self._described(event)
                     more = any(epoch.source == event.source for epoch in self._describing)
                     names = () if more else (event.source,)
-                case Probed(probe):
+                case Probed(probe, listing):
                     # What is leased was reckoned with; only the first block tells what a row is.
                     first = not self._supplies[probe.block.source].blocks
                     names = (probe.block.source,) if first else ()
-                    self._probed(probe)
+                    self._probed(probe, listing)
                 case Demanded(up_to, done_below):
                     self._demand = Demanded(max(up_to, self._demand.up_to), done_below)
                 case Appended(step):
@@ -162,6 +162,9 @@ class PlannerCore:
 
     def _based(self, event: Based) -> list[Action]:
         assert event.state.names == self._rules.names, "the state was adapted to the configuration"
+        if isinstance(self._stopped, StateError):  # what is known may be of files that are no more
+            self._supplies = {name: Supply(name) for name in self._rules.names}
+            self._describing, self._leased = set(), set()
         self._state, self._stopped, self._end = event.state, None, None
         self._selected, self._appending = [], None
         self._lacking = set()
@@ -170,7 +173,7 @@ class PlannerCore:
         self._readmissions.begin()
         self._changes = ()
         for name, source in event.state.sources.items():
-            self._check_index(name, source.index)
+            listings.forget_others(self._supplies[name], source)
         return self._releases(0)
 
     def _opened(self, event: Opened) -> None:
@@ -189,23 +192,19 @@ class PlannerCore:
                 f"source {event.source!r} is empty: its shards hold no rows. Remove it from the "
                 f"configuration, or check sources.{event.source}.path"
             )
-        self._digests[event.source] = event.digest
-        self._supplies[event.source].layouts[event.epoch] = event.block_starts
-        if self._state is not None:
-            self._check_index(event.source, self._state.sources[event.source].index)
-
-    def _check_index(self, name: str, before: str) -> None:
-        now = self._digests.get(name, "")
-        if before and now and before != now:
+        assert self._state is not None, "a layout is asked for by a state"
+        name, source = event.source, self._state.sources[event.source]
+        if not listings.described(self._supplies[name], source, event):
+            then = source.listing(event.epoch).digest
             raise StateError(
-                f"source {name!r}: its files are not those of the state (index {now}, then {before}): shards "
-                "were added, removed or changed, so that positions name other samples. Restore them, or "
-                "start without the state; where rows were repaired in place, run `dataloader-svc quarantine "
-                "readmit` first"
+                f"source {name!r}: its files are not those of the state (index {event.digest}, then {then}): "
+                "positions name other samples. Restore them, or start without the state"
             )
 
-    def _probed(self, probe: ProbeColumns) -> None:
+    def _probed(self, probe: ProbeColumns, listing: Listing) -> None:
         block, rules = probe.block, self._rules
+        if listing.digest not in ("", self._listing(block).digest):
+            return  # planning has gone on from another state meanwhile
         self._readmissions.read(block)
         self._leased.discard(block)
         self._lacking.discard(block)
@@ -299,10 +298,11 @@ class PlannerCore:
         assert state is not None
         if all(source.index for source in state.sources.values()):
             return state
-        sources = {
-            name: source if source.index else replace(source, index=self._digests[name])
-            for name, source in state.sources.items()
-        }
+        sources = dict(state.sources)
+        for name, source in state.sources.items():
+            if not source.index:
+                found = self._supplies[name].listings[source.epoch]
+                sources[name] = replace(source, index=found.digest, shards=found.shards)
         return replace(state, sources=sources)
 
     def _prepare(self, names: tuple[str, ...]) -> list[Action]:
@@ -317,19 +317,28 @@ class PlannerCore:
         for lack in wanted:
             if isinstance(lack, Epoch):
                 if lack not in self._describing:
-                    self._describing.add(lack)
-                    actions.append(Describe(lack.source, lack.epoch))
+                    supply, source = self._supplies[lack.source], state.sources[lack.source]
+                    asking = listings.describe(supply, source, lack.epoch, self._describing)
+                    if asking is not None:
+                        self._describing.add(lack)
+                        actions.append(asking)
             elif lack in self._leased:
                 continue
             elif self._readmissions.stale(lack):
                 self._supplies[lack.source].blocks.pop((lack.epoch, lack.block), None)
                 self._readmissions.rereading(lack)
                 self._leased.add(lack)
-                actions.append(Reread(lack))
+                actions.append(Reread(lack, self._listing(lack)))
             elif not self._at_hand(lack):
                 self._leased.add(lack)
-                actions.append(Lease(lack))
+                actions.append(Lease(lack, self._listing(lack)))
         return actions
+
+    def _listing(self, block: BlockId) -> Listing:
+        """The shards that its epoch is made of."""
+        assert self._state is not None, "a block is leased for a state"
+        known = self._supplies[block.source].listings.get(block.epoch)
+        return self._state.sources[block.source].listing(block.epoch) if known is None else known
 
     def _at_hand(self, block: BlockId) -> bool:
         return (block.epoch, block.block) in self._supplies[block.source].blocks
@@ -351,6 +360,7 @@ class PlannerCore:
                     actions.append(Release(block.block))
             for epoch in [epoch for epoch in supply.layouts if epoch < source.epoch]:
                 del supply.layouts[epoch]
+                supply.listings.pop(epoch, None)
         return actions
 
     def validate(self) -> None:

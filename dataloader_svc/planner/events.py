@@ -16,7 +16,7 @@ from dataloader_svc.planner.change import Change
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.readmit import Request
 from dataloader_svc.planner.state import State
-from dataloader_svc.sample import BlockId, ProbeColumns
+from dataloader_svc.sample import ALL_SHARDS, BlockId, Listing, ProbeColumns
 
 # --- events: what happened ---------------------------------------------------------------------------------
 
@@ -34,20 +34,22 @@ class Described:
     """An epoch of a source.
 
     block_starts   int64 (num_blocks + 1,) position where each block begins
-    digest         of the source's index
+    digest         of the source's index, of the `shards` that the epoch is made of
     """
 
     source: str
     epoch: int
     block_starts: NDArray[np.int64]
     digest: str
+    shards: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """A leased block was read; its columns."""
+    """A leased block was read, of an epoch made of `listing`; its columns."""
 
     probe: ProbeColumns
+    listing: Listing = ALL_SHARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +104,22 @@ Event = Based | Described | Probed | Demanded | Appended | Failed | Requested | 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Ask a loader for the layout of an epoch."""
+    """Ask a loader for the layout of an epoch, made of `listing`; `grown`: or of more that begin so."""
 
     source: str
     epoch: int
+    listing: Listing = field(default=ALL_SHARDS, compare=False)
+    grown: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Give the block to a loader, which reads and probes it; to another where that one goes: the answer comes
-    once, as `Probed` or `Failed`, whoever lives and dies meanwhile.
+    once, as `Probed` or `Failed`, whoever lives and dies meanwhile. Its epoch is made of `listing`.
     """
 
     block: BlockId
+    listing: Listing = field(default=ALL_SHARDS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Reread:
     """As `Lease`, from the files as they are now: who holds the block or its source's index forgets it."""
 
     block: BlockId
+    listing: Listing = field(default=ALL_SHARDS, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

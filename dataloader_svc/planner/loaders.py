@@ -24,9 +24,9 @@ from dataloader_svc.clock import Clock
 from dataloader_svc.errors import NotLeader, PeerError, RoleFailed
 from dataloader_svc.planner import shadows
 from dataloader_svc.planner.shadows import Shadows
-from dataloader_svc.rpc.convert import probe_from_frame
+from dataloader_svc.rpc.convert import listing_message, probe_from_frame
 from dataloader_svc.rpc.stubs import Connect, Peer
-from dataloader_svc.sample import BlockId, ProbeColumns
+from dataloader_svc.sample import BlockId, Listing, ProbeColumns
 from dataloader_svc.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -61,26 +61,34 @@ class LoaderPool:
         self._said = -_SAY_AGAIN_S
         self._shadows = Shadows(store, clock, connect)
 
-    async def describe(self, source: str, epoch: int) -> tuple[NDArray[np.int64], str]:
-        """int64 (num_blocks + 1,) positions where the blocks begin, and the digest of the source's index."""
-        request = loader_service_pb2.DescribeRequest(source=source, epoch=epoch)
+    async def describe(
+        self, source: str, epoch: int, listing: Listing, *, grown: bool
+    ) -> tuple[NDArray[np.int64], Listing, int]:
+        """int64 (num_blocks + 1,) positions where the blocks begin, the shards that the epoch is made of, and
+        how many there are. StateError: `listing` is not what the files begin with.
+        """
+        request = loader_service_pb2.DescribeRequest(source=source, epoch=epoch, grown=grown)
+        request.listing.CopyFrom(listing_message(listing))
 
         async def call(peer: Peer) -> loader_service_pb2.DescribeResponse:
             return await peer.call(methods.DESCRIBE, request, timeout_s=_DESCRIBE_TIMEOUT_S)
 
         response = await self._until_it_works(f"describe {source}", lambda: self._home(source), call)
-        return np.array(response.block_starts, np.int64), response.digest
+        made_of = Listing(response.num_shards, response.digest)
+        return np.array(response.block_starts, np.int64), made_of, response.listed_shards
 
-    async def probe(self, block: BlockId) -> ProbeColumns:
-        """Lease the block to a loader: its columns."""
+    async def probe(self, block: BlockId, listing: Listing) -> ProbeColumns:
+        """Lease the block, of an epoch made of `listing`, to a loader: its columns."""
+        request = _request(block)
+        request.listing.CopyFrom(listing_message(listing))
 
         async def call(peer: Peer) -> ProbeColumns:
             self._holder[block] = peer.address
-            frame = await peer.fetch(methods.PROBE, _request(block), timeout_s=_PROBE_TIMEOUT_S)
+            frame = await peer.fetch(methods.PROBE, request, timeout_s=_PROBE_TIMEOUT_S)
             return probe_from_frame(frame)
 
         columns = await self._until_it_works(f"read block {block}", self._least_loaded, call)
-        self._shadows.read_ahead(block)
+        self._shadows.read_ahead(block, request)
         return columns
 
     async def release(self, block: BlockId) -> None:

@@ -14,6 +14,7 @@ from dataloader_svc.planner.place import MeshSize, Placement, check_mesh, set_mi
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Session
 from dataloader_svc.planner.state import State
+from dataloader_svc.rpc.convert import listing_message
 from dataloader_svc.sample import BlockId
 
 _AXES = ("dp", "cp", "tp", "pp")
@@ -99,9 +100,24 @@ def placed_plan(
         metrics=dict(placement.metrics),
         masked=masked,
         generation=session.generation,
+        listings=_listings(plan),
         plan_seconds=seconds[0],
         probe_wait_seconds=seconds[1],
     )
+
+
+def _listings(plan: Plan) -> list[plan_pb2.EpochListing]:
+    """The shards of each epoch that pieces are of."""
+    sources = plan.state.sources
+    epochs = sorted(set(zip(plan.pieces.source.tolist(), plan.pieces.epoch.tolist(), strict=True)))
+    return [
+        plan_pb2.EpochListing(
+            source=number,
+            epoch=epoch,
+            listing=listing_message(sources[plan.sources[number]].listing(epoch)),
+        )
+        for number, epoch in epochs
+    ]
 
 
 def mesh_message(mesh: MeshSize) -> common_pb2.Mesh:

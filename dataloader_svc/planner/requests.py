@@ -103,7 +103,8 @@ def _belongs(request: Readmission, row: Repaired, parts: Sequence[Part]) -> bool
         base = generation.base.sources.get(now)
         if base is None or (epoch, position) >= (base.epoch, base.position) or row.step >= part.first:
             return False
-        if base.index and base.index != request.index.get(source):
+        known = [listing.digest for listing in base.listings]
+        if base.index and request.index.get(source) not in known:
             return False
         config = generation.base.config
         entries = {"job": "job", f"source/{source}": f"source/{now}"}

@@ -54,7 +54,7 @@ from dataloader_svc.planner.session import Branch, Session, check_protocol, chec
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
-from dataloader_svc.sample import BlockId
+from dataloader_svc.sample import BlockId, Listing
 from dataloader_svc.store.base import LEAVE_S, Store
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class PlannerService:
         self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None
         self._agreement = Agreement(AGREE_S)
+        self._growing: set[str] = set()  # sources of which it was said
         self._plans: OrderedDict[int, Plan] = OrderedDict()
         self._plan_seconds: dict[int, tuple[float, float]] = {}
         self._waiting_since: float | None = None  # for probes, with a step wanted
@@ -191,12 +192,12 @@ class PlannerService:
         began = self._clock.monotonic()
         for action in self._core.apply(event):
             match action:
-                case core.Describe(source, epoch):
-                    self._background.start(self._describe(source, epoch))
-                case core.Lease(block):
-                    self._background.start(self._probe(block))
-                case core.Reread(block):
-                    self._background.start(self._reread(block))
+                case core.Describe():
+                    self._background.start(self._describe(action))
+                case core.Lease(block, listing):
+                    self._background.start(self._probe(block, listing))
+                case core.Reread(block, listing):
+                    self._background.start(self._reread(block, listing))
                 case core.Release(block):
                     self._background.start(self._loaders.release(block))
                 case core.Append(plan):
@@ -229,27 +230,35 @@ class PlannerService:
         else:
             log.info("planner: the data ends before step %d; left over: %s", end.step, left)
 
-    async def _describe(self, source: str, epoch: int) -> None:
+    async def _describe(self, wanted: core.Describe) -> None:
+        source, epoch = wanted.source, wanted.epoch
         try:
-            starts, digest = await self._loaders.describe(source, epoch)
-            event: core.Event = core.Described(source, epoch, starts, digest)
+            starts, listing, there = await self._loaders.describe(
+                source, epoch, wanted.listing, grown=wanted.grown
+            )
+            if (more := there - listing.shards) and source not in self._growing:
+                self._growing.add(source)
+                once = self._rules.exhausted != "repeat"
+                when = "are not read: each source is read once" if once else "come with its next epoch"
+                log.warning("planner: source %s: %d appended shards %s", source, more, when)
+            event: core.Event = core.Described(source, epoch, starts, listing.digest, listing.shards)
         except DataloaderError as error:
             event = core.Failed(error)
         self._apply(event)
 
-    async def _probe(self, block: BlockId) -> None:
+    async def _probe(self, block: BlockId, listing: Listing) -> None:
         try:
-            columns = await self._loaders.probe(block)
+            columns = await self._loaders.probe(block, listing)
             await self._journal.note(columns)
-            event: core.Event = core.Probed(columns)
+            event: core.Event = core.Probed(columns, listing)
         except DataloaderError as error:
             error.add_note(f"while block {block} was read")
             event = core.Failed(error)
         self._apply(event)
 
-    async def _reread(self, block: BlockId) -> None:
+    async def _reread(self, block: BlockId, listing: Listing) -> None:
         await self._loaders.reopen(block)
-        await self._probe(block)
+        await self._probe(block, listing)
 
     async def _append(self, plan: Plan) -> None:
         """Write, then tell: the quarantine first, so that what the record counts as skipped is listed."""

@@ -43,12 +43,12 @@ class Shadows:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._read: OrderedDict[BlockId, str] = OrderedDict()
 
-    def read_ahead(self, block: BlockId) -> None:
-        """Have a shadow that is free read `block`."""
+    def read_ahead(self, block: BlockId, lease: loader_service_pb2.BlockRequest) -> None:
+        """Have a shadow that is free read `block`, as `lease` asked a loader for it."""
         now = self._clock.monotonic()
         free = next((address for address in self._addresses if address not in self._busy), None)
         if free is not None:
-            self._begin(free, self._have_read(free, block))
+            self._begin(free, self._have_read(free, block, lease))
         elif now - self._looked >= _LOOK_AGAIN_S and "" not in self._busy:
             self._looked = now
             self._begin("", self._look())
@@ -77,10 +77,9 @@ class Shadows:
             return
         self._addresses = [str(json.loads(value)["address"]) for value in values.values()]
 
-    async def _have_read(self, address: str, block: BlockId) -> None:
-        request = loader_service_pb2.BlockRequest(
-            source=block.source, epoch=block.epoch, block=block.block, warm=True
-        )
+    async def _have_read(self, address: str, block: BlockId, lease: loader_service_pb2.BlockRequest) -> None:
+        request = loader_service_pb2.BlockRequest(warm=True)
+        request.MergeFrom(lease)
         peer = self._connect(address, "loader")
         try:
             await peer.fetch(methods.PROBE, request, timeout_s=_READ_TIMEOUT_S)

@@ -19,6 +19,7 @@ from dataloader_svc.config.digest import first_name, renamings
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.change import Change, in_force
 from dataloader_svc.planner.pieces import Pieces
+from dataloader_svc.sample import Listing
 
 VERSION = 1
 
@@ -31,7 +32,8 @@ class SourceState:
 
     samples, tokens   drawn since the job began; skipped ones do not count
     credit   what the mixture owes it (less than 0: it is ahead), in the mixture's unit
-    index    digest of its index, "" until a loader has described it
+    index    digest of its index, of the `shards` of which `epoch` is made; "" until a loader has described it
+    before   (last epoch, shards, digest) of the lists of shards of earlier epochs, oldest first
     bad      skipped samples by reason, without those that a `too_long` rule dropped
     """
 
@@ -42,6 +44,31 @@ class SourceState:
     credit: float = 0.0
     index: str = ""
     bad: Mapping[str, int] = field(default_factory=dict)
+    shards: int = 0
+    before: tuple[tuple[int, int, str], ...] = ()
+
+    def listing(self, epoch: int) -> Listing:
+        """The shards of an epoch that was begun; of a later one, no digest."""
+        for last, shards, digest in self.before:
+            if epoch <= last:
+                return Listing(shards, digest)
+        return Listing(self.shards, self.index) if epoch <= self.epoch else Listing()
+
+    @property
+    def listings(self) -> tuple[Listing, ...]:
+        """All of them, newest last."""
+        before = (Listing(shards, digest) for _, shards, digest in self.before)
+        return (*before, Listing(self.shards, self.index))
+
+    def reached(self, epoch: int, listings: Mapping[int, Listing]) -> SourceState:
+        """In `epoch`, with the shards of the epochs up to it: those of before are kept where they differ."""
+        before, now = list(self.before), Listing(self.shards, self.index)
+        for number in range(self.epoch + 1, epoch + 1):
+            found = listings.get(number, now)
+            if found.digest != now.digest:
+                before.append((number - 1, *now))
+                now = found
+        return replace(self, epoch=epoch, before=tuple(before), shards=now.shards, index=now.digest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +157,8 @@ class State:
                 credit=float(values["credits"][name]),
                 index=str(entry.get("index", "")),
                 bad={str(reason): int(count) for reason, count in entry.get("bad", {}).items()},
+                shards=int(entry.get("shards", 0)),
+                before=tuple((int(last), int(n), str(digest)) for last, n, digest in entry.get("before", ())),
             )
             for name, entry in sorted(values["sources"].items())
         }
@@ -208,7 +237,8 @@ class State:
         drift = sum(source.credit for source in sources.values()) / len(sources)
         sources = {name: replace(source, credit=source.credit - drift) for name, source in sources.items()}
         others = self._read_otherwise(config)
-        sources |= {name: replace(sources[name], index="") for name in others & sources.keys()}
+        for name in others & sources.keys():
+            sources[name] = replace(sources[name], index="", shards=0, before=())
         kept = [number for number in kept if self.names[number] not in others]
         renumbered = np.full(len(self.sources), -1)
         renumbered[kept] = [list(sources).index(self.names[number]) for number in kept]
@@ -254,6 +284,10 @@ def _source_json(source: SourceState) -> dict[str, Any]:
     }
     if source.index:
         entry["index"] = source.index
+    if source.shards:
+        entry["shards"] = source.shards
+    if source.before:
+        entry["before"] = [list(listing) for listing in source.before]
     if source.bad:
         entry["bad"] = dict(sorted(source.bad.items()))
     return entry

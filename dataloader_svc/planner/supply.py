@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dataloader_svc.errors import DataError, Reason, SourceError
 from dataloader_svc.planner.pieces import BlockPieces, Pieces, SkippedRow
 from dataloader_svc.planner.state import SourceState
-from dataloader_svc.sample import BlockId
+from dataloader_svc.sample import ALL_SHARDS, BlockId, Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,16 @@ class Supply:
     """What is at hand of a source.
 
     layouts   epoch -> int64 (num_blocks + 1,) position where each block begins
+    listings  epoch -> the shards that it is made of, of the same epochs
+    newest    the shards of epochs that the state has not begun, once one of them was described
     blocks    by (epoch, block)
     """
 
     source: str
     layouts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     blocks: dict[tuple[int, int], BlockPieces] = field(default_factory=dict)
+    listings: dict[int, Listing] = field(default_factory=dict)
+    newest: Listing = ALL_SHARDS
 
 
 class Cursor:
@@ -207,8 +211,7 @@ class Cursor:
         self._close_window()
         pieces = Pieces.concat([block.run(first, last, number) for block, first, last in self._taken])
         after = replace(
-            before,
-            epoch=self.epoch,
+            before.reached(self.epoch, self._supply.listings),
             position=self.position,
             samples=self.samples,
             tokens=self.total_tokens,

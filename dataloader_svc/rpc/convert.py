@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dataloader_client._pb import plan_pb2
 from dataloader_client.wire import Frame
-from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef
+from dataloader_svc.sample import BadRow, BlockId, Incident, Listing, ProbeColumns, RowRef
 
 _PROBE_DTYPES = {
     "tokens": np.int32,
@@ -18,6 +19,16 @@ _PROBE_DTYPES = {
     "media_patches": np.int32,
     "media_frames": np.int32,
 }
+
+
+def listing_message(listing: Listing) -> plan_pb2.Listing:
+    """For the wire."""
+    return plan_pb2.Listing(shards=listing.shards, digest=listing.digest)
+
+
+def listing_of(message: plan_pb2.Listing) -> Listing:
+    """The inverse."""
+    return Listing(message.shards, message.digest)
 
 
 def probe_to_frame(probe: ProbeColumns) -> Frame:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +94,23 @@ class SourceIndex:
     def extent(self, number: int) -> tuple[int, Extent]:
         """(shard, extent) of extent `number`."""
         return extent_of(self.extents, number)
+
+
+def first_shards(index: SourceIndex, shards: int) -> SourceIndex:
+    """The index of a source's files as it was before more were appended: of the first `shards` of them.
+
+    `index` is of files as they are, neither repaired nor reduced.
+    """
+    extents = int(np.searchsorted(index.extents.shard, shards))
+    columns = {field.name: getattr(index.extents, field.name)[:extents] for field in fields(ExtentColumns)}
+    kept = ExtentColumns(**columns)
+    names, sizes = index.names[:shards], index.sizes[:shards]
+    paths = index.paths[:shards]
+    bad = tuple(shard for shard in index.bad_shards if shard.path in paths)
+    digest = _digest(names, sizes, kept)
+    return replace(
+        index, paths=paths, names=names, sizes=sizes, extents=kept, digest=digest, bad_shards=bad, warnings=()
+    )
 
 
 def extent_of(columns: ExtentColumns, number: int) -> tuple[int, Extent]:
@@ -227,6 +244,8 @@ def _assemble(name: str, shards: Sequence[_Shard]) -> SourceIndex:
     column = dict(zip(Extent._fields, table.T.copy(), strict=True))
     shard_of = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
     columns = ExtentColumns(shard=shard_of, kept=column["num_rows"], **column)
+    names = tuple(shard.match.name for shard in shards)
+    sizes = np.array([shard.size for shard in shards], np.int64)
     warnings: list[str] = []
     for shard in shards:
         warnings += [*shard.warnings, *shard.index.warnings]
@@ -235,17 +254,18 @@ def _assemble(name: str, shards: Sequence[_Shard]) -> SourceIndex:
     return SourceIndex(
         name=name,
         paths=tuple(shard.match.path for shard in shards),
-        names=tuple(shard.match.name for shard in shards),
-        sizes=np.array([shard.size for shard in shards], np.int64),
+        names=names,
+        sizes=sizes,
         extents=columns,
-        digest=_digest(shards, columns),
+        digest=_digest(names, sizes, columns),
         warnings=tuple(warnings),
         bad_shards=tuple(BadShard(shard.match.path, shard.bad) for shard in shards if shard.bad is not None),
     )
 
 
-def _digest(shards: Sequence[_Shard], columns: ExtentColumns) -> str:
-    listing = [[shard.match.name, shard.size, shard.index.num_rows] for shard in shards]
+def _digest(names: Sequence[str], sizes: NDArray[np.int64], columns: ExtentColumns) -> str:
+    rows = np.bincount(columns.shard, columns.num_rows, len(names)).astype(np.int64)
+    listing = [list(shard) for shard in zip(names, sizes.tolist(), rows.tolist(), strict=True)]
     digest = hashlib.blake2b(json.dumps(listing).encode(), digest_size=16)
     for column in (columns.num_rows, columns.num_bytes):  # an order is a function of these
         digest.update(column.astype("<i8").tobytes())

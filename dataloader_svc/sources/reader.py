@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.config.schema import Source
-from dataloader_svc.errors import BadSample, Reason, SourceError, Unreachable
-from dataloader_svc.sample import BlockId, RowRef
+from dataloader_svc.errors import BadSample, Reason, SourceError, StateError, Unreachable
+from dataloader_svc.sample import BlockId, Listing, RowRef
 from dataloader_svc.sources.base import Extent, Fields, Rows
 from dataloader_svc.sources.fields import fields_of
-from dataloader_svc.sources.index import Progress, SourceIndex, build_index, extent_of, make_format
+from dataloader_svc.sources.index import (
+    Progress,
+    SourceIndex,
+    build_index,
+    extent_of,
+    first_shards,
+    make_format,
+)
 from dataloader_svc.sources.interleaved import roles_of, with_documents
 from dataloader_svc.sources.order import Order
 from dataloader_svc.sources.reduce import reduced
@@ -29,6 +37,7 @@ from dataloader_svc.sources.repaired import Layouts, parts_of
 from dataloader_svc.storage import Storage
 from dataloader_svc.transforms.per_source import make_transforms
 
+_PARTS_KEPT = 8
 _ORDERS_KEPT = 3  # the epoch being read, the next one looked ahead to, and one that is re-read
 
 
@@ -39,6 +48,7 @@ class BlockSamples:
     columns     role -> list of n values as in `sources.base.Rows`; those of bad samples mean nothing
     bad         index -> why the sample can't be used
     raw         name -> list of n values, of the fields that the source's transforms look at
+    index       digest of the source's index, by which they were found
     shard, row  int32 (n,), int64 (n,): where each sample lies; `ref` words it
     """
 
@@ -50,6 +60,7 @@ class BlockSamples:
     row: NDArray[np.int64]
     paths: tuple[str, ...]
     raw: dict[str, list[Any]] = field(default_factory=dict)
+    index: str = ""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -82,7 +93,7 @@ class SourceReader:
         self._key = source.was or name  # of all that is drawn: it outlives a renaming
         self._layouts = None if cache_dir is None else Layouts(cache_dir, self._key)
         self._transforms = make_transforms(source)
-        self.index = self._reading()
+        self.index = self._reading(self._files)
         if self._layouts is not None and self.index.files is None:
             problem = self._layouts.keep(self._files, self.index.digest)
             if problem is not None:
@@ -94,6 +105,7 @@ class SourceReader:
         if source.media_root is not None:
             self._media_root = self._storage.join(str(base_dir.absolute()), source.media_root)
         self._orders: OrderedDict[int, Order] = OrderedDict()
+        self._parts: OrderedDict[Listing, SourceReader] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -101,25 +113,77 @@ class SourceReader:
         """Positions of an epoch."""
         return self.index.num_rows
 
-    def accept_repair(self, digest: str, *, note: bool = True) -> None:
-        """Read the files, as they are, in the order of those that had the index `digest`.
+    @property
+    def listing(self) -> Listing:
+        """The shards that its epochs are made of."""
+        return Listing(len(self.index.paths), self.index.digest)
+
+    def listed(self, listing: Listing) -> SourceReader:
+        """This source with epochs made of `listing`, which more shards may follow by now; the last are kept.
+
+        Raises StateError, naming shards where it can, when the files don't begin with those.
+        """
+        if listing.digest in ("", self.index.digest):
+            return self
+        with self._lock:
+            part = self._parts.get(listing)
+            if part is None:
+                part = self._parts[listing] = self._of(listing)
+            self._parts.move_to_end(listing)
+            while len(self._parts) > _PARTS_KEPT:
+                self._parts.popitem(last=False)
+            return part
+
+    def _of(self, listing: Listing) -> SourceReader:
+        there = len(self._files.paths)
+        # A state of before counts were kept has none: the longest beginning that it may mean.
+        for shards in [listing.shards] if listing.shards else range(there, 0, -1):
+            index = self._reading(first_shards(self._files, shards)) if shards <= there else None
+            if index is not None and index.digest == listing.digest:
+                return self._with(index)
+        changes = "" if self._layouts is None else self._layouts.changes(self._files, listing.digest)
+        count = f"{listing.shards or 'some'} shards"
+        raise StateError(
+            f"source {self.name!r}: its files are not those of the state ({count} with index "
+            f"{listing.digest}; {there} shards now){': ' if changes else ''}{changes}. Only shards that come "
+            "last in the list may be added. Restore the others, or start without the state; where rows were "
+            "repaired in place, run `dataloader-svc quarantine readmit` first"
+        )
+
+    def _with(self, index: SourceIndex) -> SourceReader:
+        part = copy(self)
+        part.index = index
+        vars(part).update(_orders=OrderedDict(), _parts=OrderedDict(), _lock=threading.Lock())
+        return part
+
+    def accept_repair(self, *listings: Listing, note: bool = True) -> None:
+        """Read the files, as they are, in the orders of those of the state: its `listings`, newest last.
 
         note   so will all that open the source with this index cache
         Raises SourceError where they can't be a repair of those; the text says what differs.
         """
         if self._layouts is None:
             raise SourceError("there is no index_cache to note a repair in")
-        index = reduced(self._layouts.matched(self._files, digest), self._transforms, self._key)
-        if index.digest != digest:
-            raise SourceError(f"the settings that choose its rows have changed since index {digest}")
-        if note:
-            self._layouts.accept(self._files, digest)
+        parts: list[tuple[Listing, SourceIndex, SourceIndex]] = []
+        for listing in listings:
+            matched = self._layouts.matched(self._files, listing.digest)
+            files = first_shards(self._files, len(matched.paths))
+            index = reduced(matched, self._transforms, self._key)
+            if index.digest != listing.digest:
+                raise SourceError(
+                    f"the settings that choose its rows have changed since index {listing.digest}"
+                )
+            parts.append((listing, files, index))
+        for listing, files, _ in parts if note else ():
+            self._layouts.accept(files, listing.digest)
         with self._lock:
-            self.index = index
+            self.index = parts[-1][2]
             self._orders.clear()
+            self._parts.clear()
+            self._parts.update((listing, self._with(index)) for listing, _, index in parts)
 
-    def _reading(self) -> SourceIndex:
-        index = self._files if self._layouts is None else self._layouts.apply(self._files)
+    def _reading(self, files: SourceIndex) -> SourceIndex:
+        index = files if self._layouts is None else self._layouts.apply(files)
         return reduced(index, self._transforms, self._key)
 
     def order(self, epoch: int) -> Order:
@@ -176,6 +240,7 @@ class SourceReader:
             row=self.index.extents.first_row[layout.extents][layout.extent_index] + layout.row,
             paths=self.index.paths,
             raw={name: _take(values, places) for name, values in raw.items()},
+            index=self.index.digest,
         )
 
     def read_extent(self, number: int) -> Rows:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_svc.errors import SourceError
-from dataloader_svc.sources.index import ExtentColumns, SourceIndex
+from dataloader_svc.sources.index import ExtentColumns, SourceIndex, first_shards
 
 _MAGIC = b"dataloader-svc layout 1\n"
 _DIGEST_BYTES = 16
@@ -109,6 +109,38 @@ class Layout:
             found.append("the shards are listed in another order")
         return found
 
+    def changes(self, files: SourceIndex) -> list[str]:
+        """How `files` fail to begin with the shards of this, in words for people: by name, with a remedy."""
+        gone = [name for name in self.names if name not in set(files.names)]
+        found = [f"{name}: is gone; put it back" for name in gone]
+        old = [name for name in self.names if name not in gone]
+        last = max((number for number, name in enumerate(files.names) if name in set(old)), default=-1)
+        between = [name for name in files.names[: last + 1] if name not in set(self.names)]
+        found += [
+            f"{name}: is new, and not listed after the others; give it a name that sorts last, or make it a "
+            "source of its own"
+            for name in between
+        ]
+        if [name for name in files.names if name in set(old)] != old:
+            found.append("the shards are listed in another order; restore that of `path`")
+        now = _by_shard(files.extents.shard, files.extents.num_rows, files.extents.num_bytes)
+        then = _by_shard(self.extents[0], self.extents[2], self.extents[3])
+        number = {name: index for index, name in enumerate(files.names)}
+        for index, name in enumerate(self.names):
+            if name in number and now.get(number[name]) != then.get(index):
+                found.append(f"{name}: holds other rows, or is written otherwise; restore the file")
+        return found
+
+
+def _by_shard(
+    shard: NDArray[np.integer], num_rows: NDArray[np.int64], num_bytes: NDArray[np.int64]
+) -> dict[int, list[tuple[int, int]]]:
+    """Rows and bytes of the extents of each shard that has any."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, *extent in zip(shard.tolist(), num_rows.tolist(), num_bytes.tolist(), strict=True):
+        found.setdefault(number, []).append((extent[0], extent[1]))
+    return found
+
 
 def _shard_rows(shard: NDArray[np.int64], num_rows: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
     rows = np.zeros(shards, np.int64)
@@ -144,7 +176,7 @@ class Layouts:
         return None
 
     def matched(self, files: SourceIndex, digest: str) -> SourceIndex:
-        """The index to read `files` by if they are a repair of what had `digest`.
+        """The index to read `files` by if they are a repair of what had `digest`; shards may follow those.
 
         Raises SourceError with what differs, or where no layout was kept.
         """
@@ -154,12 +186,21 @@ class Layouts:
                 f"its files are not those that were planned, and index_cache {self.folder} has no layout of "
                 "those: what their positions mean can't be told. Restore the files"
             )
+        if files.names[: len(layout.names)] == layout.names:
+            files = first_shards(files, len(layout.names))
         differences = layout.differences(files)
         if differences:
             more = len(differences) - _MOST_NAMED
             listed = "; ".join(differences[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
             raise SourceError(f"its files are no repair of those that were planned: {listed}")
         return layout.applied(files)
+
+    def changes(self, files: SourceIndex, digest: str) -> str:
+        """Why `files` don't begin with what had the index `digest`, for people, as far as can be told."""
+        layout = self._load(digest)
+        found = [] if layout is None else layout.changes(files)
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        return "; ".join(found[:_MOST_NAMED]) + more
 
     def accept(self, files: SourceIndex, digest: str) -> None:
         """Note that `files`, whole and as they are, are a repair of what had `digest`, for all who open them.

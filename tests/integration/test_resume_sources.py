@@ -156,3 +156,114 @@ def test_sources_come_and_go(tmp_path: Path) -> None:
         state = state_of(loader)
     assert_once(found + later, state, {"web": 90, "code": 90})
     assert min(position for name, _, position, _ in later if name == "books") == 0
+
+
+# ---- shards
+
+
+def test_shards_appended_between_runs_come_with_the_next_epoch(tmp_path: Path) -> None:
+    """What was begun stays as it was, in the same store, on a new machine, and after another addition."""
+    web = tmp_path / "web"
+    write_shard(web, "part-0", range(100))
+    write_shard(web, "part-1", range(100, 170))
+    # No plan reaches the next epoch before the shards are there.
+    config = write_config(tmp_path / "job.yaml", job(tmp_path, "web", planner={"ahead": 2}))
+    rows = Rows(tmp_path)
+    with serve(config) as served, DataServiceLoader(served.address) as loader:
+        first = rows.steps(loader, 3)
+        state = state_of(loader)
+        reference = rows.steps(loader, 3)
+    assert {epoch for _, epoch, _, _ in first + reference} == {0}
+
+    write_shard(web, "part-2", range(170, 230))
+    with serve(config) as served, DataServiceLoader(served.address, state=state) as loader:
+        assert rows.steps(loader, 3) == reference
+        later = rows.steps(loader, 31)
+        late = state_of(loader)
+        rest = rows.steps(loader, 4)
+        assert "source web: 1 appended shards come with its next epoch" in served.logs()
+    found = first + reference + later
+    assert_once_of_epochs(found, late, [170, 230, 230])
+    assert {number for _, epoch, _, number in found if epoch == 0} == set(range(170))
+    assert {number for _, epoch, _, number in found + rest if epoch == 1} == set(range(230))
+    assert late["service"]["sources"]["web"]["before"][0][:2] == [0, 2]
+
+    write_shard(web, "part-3", range(230, 250))
+    elsewhere = write_config(
+        tmp_path / "elsewhere.yaml", job(tmp_path, "web", index_cache="other", job="new")
+    )
+    with serve(elsewhere) as served:
+        with DataServiceLoader(served.address, state=state) as loader:
+            assert rows.steps(loader, 3) == reference
+        with DataServiceLoader(served.address, state=late) as loader:
+            assert rows.steps(loader, 4) == rest
+    explained = run_cli("explain", config, "--step", "4", "--json")
+    assert explained.returncode == 0, explained.stderr
+    assert "part-1.jsonl" in explained.stdout
+    assert "rows unknown" not in explained.stdout
+
+
+def assert_once_of_epochs(found: list[Row], state: dict[str, Any], sizes: list[int]) -> None:
+    """As `assert_once`, of the one source `web`, whose epochs have so many rows."""
+    at = state["service"]["sources"]["web"]
+    waits = [tuple(entry[1:3]) for entry in state["service"]["waiting"]]
+    came = Counter([(epoch, position) for _, epoch, position, _ in found] + waits)
+    drawn = [(epoch, p) for epoch in range(at["epoch"]) for p in range(sizes[epoch])]
+    assert came == Counter(drawn + [(at["epoch"], p) for p in range(at["position"])])
+
+
+def test_shards_appended_while_it_runs_are_not_seen_by_a_loader_that_is_restarted(tmp_path: Path) -> None:
+    """It reads the epochs that the planner knows as they were described, though it lists more."""
+    web = tmp_path / "web"
+    write_shard(web, "part-0", range(40))
+    write_shard(web, "part-1", range(40, 70))
+    config = write_config(tmp_path / "job.yaml", job(tmp_path, "web"))
+    rows = Rows(tmp_path)
+    with serve(config) as served, DataServiceLoader(served.address) as loader:
+        reference = rows.steps(loader, 14)
+        assert max(epoch for _, epoch, _, _ in reference) > 0
+    values = job(tmp_path, "web", job="again", loader={"memory": "64KiB"})  # nothing is held for long
+    with serve(write_config(config, values)) as served, DataServiceLoader(served.address) as loader:
+        found = rows.steps(loader, 2)
+        write_shard(web, "part-2", range(70, 100))
+        for name, role in served.roles().items():
+            if name.startswith("loader"):
+                role.kill()
+        assert found + rows.steps(loader, 12) == reference
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda web: (web / "part-0.jsonl").unlink(), r"part-0\.jsonl: is gone; put it back"),
+        (
+            lambda web: write_shard(web, "part-00", [7]),
+            r"part-00\.jsonl: is new, and not listed after the others",
+        ),
+        (lambda web: write_shard(web, "part-1", range(200, 230)), r"part-1\.jsonl: holds other rows"),
+        (
+            lambda web: (web / "part-1.jsonl").rename(web / "part-2.jsonl"),
+            r"part-1\.jsonl: is gone; put it back",
+        ),
+    ],
+)
+def test_other_changes_of_shards_are_refused_by_name(tmp_path: Path, change: Any, told: str) -> None:
+    web = tmp_path / "web"
+    write_shard(web, "part-0", range(40))
+    write_shard(web, "part-1", range(40, 70))
+    config = write_config(tmp_path / "job.yaml", job(tmp_path, "web"))
+    rows = Rows(tmp_path)
+    with serve(config) as served, DataServiceLoader(served.address) as loader:
+        rows.steps(loader, 2)
+        state = state_of(loader)
+    change(web)
+    write_shard(web, "part-9", range(300, 310))  # beside a change that is fine
+    with serve(config) as served:
+        with (
+            pytest.raises(StateMismatchError, match=rf"source 'web': its files are not those.*{told}"),
+            DataServiceLoader(served.address, state=state) as loader,
+        ):
+            rows.steps(loader, 1000)
+        with DataServiceLoader(served.address) as loader:  # from the start, with the files that there are
+            numbers = {number for *_, number in rows.steps(loader, 8)}
+            assert numbers >= set(range(300, 310))

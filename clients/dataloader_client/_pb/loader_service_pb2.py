@@ -23,25 +23,26 @@ _sym_db = _symbol_database.Default()
 
 
 from dataloader_client._pb import common_pb2 as dataloader_dot_v1_dot_common__pb2
+from dataloader_client._pb import plan_pb2 as dataloader_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"dataloader/v1/loader_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\"0\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"}\n\x10\x44\x65scribeResponse\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_starts\x18\x05 \x03(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\"Z\n\x0c\x42lockRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x0e\n\x06reopen\x18\x04 \x01(\x08\x12\x0c\n\x04warm\x18\x05 \x01(\x08\"\xaf\x01\n\x0c\x46\x65tchRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x0e\n\x06source\x18\x03 \x03(\r\x12\r\n\x05\x65poch\x18\x04 \x03(\r\x12\x10\n\x08position\x18\x05 \x03(\x04\x12\r\n\x05\x62lock\x18\x06 \x03(\r\x12\r\n\x05start\x18\x07 \x03(\r\x12\x0e\n\x06length\x18\x08 \x03(\r\x12\x11\n\tmax_bytes\x18\t \x01(\x04\x12\x0e\n\x06masked\x18\n \x03(\r\"\xb5\x02\n\x0cLoaderStatus\x12\x12\n\nheld_bytes\x18\x01 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x03 \x01(\r\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0f\n\x07rereads\x18\x05 \x01(\x04\x12\x19\n\x11tokenizer_backend\x18\x06 \x01(\t\x12\x1a\n\x12\x63ompared_documents\x18\x07 \x01(\x04\x12\x1b\n\x13\x64iffering_documents\x18\x08 \x01(\x04\x12\x0c\n\x04work\x18\t \x03(\t\x12\x12\n\nwork_units\x18\n \x03(\x04\x12\x0e\n\x06work_s\x18\x0b \x03(\x01\x12\x14\n\x0cwork_share_s\x18\x0c \x03(\x01\x12\x12\n\nworks_done\x18\r \x01(\x04\x12\x17\n\x0fworks_under_way\x18\x0e \x01(\r2\xdf\x02\n\rLoaderService\x12K\n\x08\x44\x65scribe\x12\x1e.dataloader.v1.DescribeRequest\x1a\x1f.dataloader.v1.DescribeResponse\x12\x42\n\x05Probe\x12\x1b.dataloader.v1.BlockRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12\x42\n\x05\x46\x65tch\x12\x1b.dataloader.v1.FetchRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12<\n\x07Release\x12\x1b.dataloader.v1.BlockRequest\x1a\x14.dataloader.v1.Empty\x12;\n\x06Status\x12\x14.dataloader.v1.Empty\x1a\x1b.dataloader.v1.LoaderStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"dataloader/v1/loader_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\x1a\x18\x64\x61taloader/v1/plan.proto\"h\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\'\n\x07listing\x18\x03 \x01(\x0b\x32\x16.dataloader.v1.Listing\x12\r\n\x05grown\x18\x04 \x01(\x08\"\x94\x01\n\x10\x44\x65scribeResponse\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x14\n\x0c\x62lock_starts\x18\x05 \x03(\x04\x12\x12\n\nnum_shards\x18\x06 \x01(\r\x12\x15\n\rlisted_shards\x18\x07 \x01(\r\"\x83\x01\n\x0c\x42lockRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x0e\n\x06reopen\x18\x04 \x01(\x08\x12\x0c\n\x04warm\x18\x05 \x01(\x08\x12\'\n\x07listing\x18\x06 \x01(\x0b\x32\x16.dataloader.v1.Listing\"\xde\x01\n\x0c\x46\x65tchRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x0e\n\x06source\x18\x03 \x03(\r\x12\r\n\x05\x65poch\x18\x04 \x03(\r\x12\x10\n\x08position\x18\x05 \x03(\x04\x12\r\n\x05\x62lock\x18\x06 \x03(\r\x12\r\n\x05start\x18\x07 \x03(\r\x12\x0e\n\x06length\x18\x08 \x03(\r\x12\x11\n\tmax_bytes\x18\t \x01(\x04\x12-\n\x08listings\x18\x0b \x03(\x0b\x32\x1b.dataloader.v1.EpochListing\x12\x0e\n\x06masked\x18\n \x03(\r\"\xb5\x02\n\x0cLoaderStatus\x12\x12\n\nheld_bytes\x18\x01 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bheld_blocks\x18\x03 \x01(\r\x12\r\n\x05reads\x18\x04 \x01(\x04\x12\x0f\n\x07rereads\x18\x05 \x01(\x04\x12\x19\n\x11tokenizer_backend\x18\x06 \x01(\t\x12\x1a\n\x12\x63ompared_documents\x18\x07 \x01(\x04\x12\x1b\n\x13\x64iffering_documents\x18\x08 \x01(\x04\x12\x0c\n\x04work\x18\t \x03(\t\x12\x12\n\nwork_units\x18\n \x03(\x04\x12\x0e\n\x06work_s\x18\x0b \x03(\x01\x12\x14\n\x0cwork_share_s\x18\x0c \x03(\x01\x12\x12\n\nworks_done\x18\r \x01(\x04\x12\x17\n\x0fworks_under_way\x18\x0e \x01(\r2\xdf\x02\n\rLoaderService\x12K\n\x08\x44\x65scribe\x12\x1e.dataloader.v1.DescribeRequest\x1a\x1f.dataloader.v1.DescribeResponse\x12\x42\n\x05Probe\x12\x1b.dataloader.v1.BlockRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12\x42\n\x05\x46\x65tch\x12\x1b.dataloader.v1.FetchRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12<\n\x07Release\x12\x1b.dataloader.v1.BlockRequest\x1a\x14.dataloader.v1.Empty\x12;\n\x06Status\x12\x14.dataloader.v1.Empty\x1a\x1b.dataloader.v1.LoaderStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dataloader.v1.loader_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=81
-  _globals['_DESCRIBEREQUEST']._serialized_end=129
-  _globals['_DESCRIBERESPONSE']._serialized_start=131
-  _globals['_DESCRIBERESPONSE']._serialized_end=256
-  _globals['_BLOCKREQUEST']._serialized_start=258
-  _globals['_BLOCKREQUEST']._serialized_end=348
-  _globals['_FETCHREQUEST']._serialized_start=351
-  _globals['_FETCHREQUEST']._serialized_end=526
-  _globals['_LOADERSTATUS']._serialized_start=529
-  _globals['_LOADERSTATUS']._serialized_end=838
-  _globals['_LOADERSERVICE']._serialized_start=841
-  _globals['_LOADERSERVICE']._serialized_end=1192
+  _globals['_DESCRIBEREQUEST']._serialized_start=107
+  _globals['_DESCRIBEREQUEST']._serialized_end=211
+  _globals['_DESCRIBERESPONSE']._serialized_start=214
+  _globals['_DESCRIBERESPONSE']._serialized_end=362
+  _globals['_BLOCKREQUEST']._serialized_start=365
+  _globals['_BLOCKREQUEST']._serialized_end=496
+  _globals['_FETCHREQUEST']._serialized_start=499
+  _globals['_FETCHREQUEST']._serialized_end=721
+  _globals['_LOADERSTATUS']._serialized_start=724
+  _globals['_LOADERSTATUS']._serialized_end=1033
+  _globals['_LOADERSERVICE']._serialized_start=1036
+  _globals['_LOADERSERVICE']._serialized_end=1387
 # @@protoc_insertion_point(module_scope)

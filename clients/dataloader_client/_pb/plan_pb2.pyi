@@ -82,8 +82,26 @@ class PlanRecord(_message.Message):
     frames: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sequence_offsets: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., patches: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ..., digest: _Optional[bytes] = ..., state_json: _Optional[str] = ..., last: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., readmitted: _Optional[_Iterable[_Union[Readmitted, _Mapping]]] = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Listing(_message.Message):
+    __slots__ = ("shards", "digest")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    shards: int
+    digest: str
+    def __init__(self, shards: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class EpochListing(_message.Message):
+    __slots__ = ("source", "epoch", "listing")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LISTING_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    epoch: int
+    listing: Listing
+    def __init__(self, source: _Optional[int] = ..., epoch: _Optional[int] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ...) -> None: ...
+
 class PlacedPlan(_message.Message):
-    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds", "masked", "generation")
+    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds", "masked", "generation", "listings")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +122,7 @@ class PlacedPlan(_message.Message):
     PROBE_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MASKED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LISTINGS_FIELD_NUMBER: _ClassVar[int]
     record: PlanRecord
     session: int
     dp_rank: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +136,8 @@ class PlacedPlan(_message.Message):
     probe_wait_seconds: float
     masked: _containers.RepeatedScalarFieldContainer[int]
     generation: int
-    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ...) -> None: ...
+    listings: _containers.RepeatedCompositeFieldContainer[EpochListing]
+    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., listings: _Optional[_Iterable[_Union[EpochListing, _Mapping]]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dataloader_svc.config.schema import Source
-from dataloader_svc.errors import SourceError
-from dataloader_svc.sample import BlockId
+from dataloader_svc.errors import SourceError, StateError
+from dataloader_svc.sample import BlockId, Listing
 from dataloader_svc.sources import SourceReader
 from dataloader_svc.sources.repaired import Layout
 from dataloader_svc.testing.data import TinyRow, write_source
@@ -63,7 +63,7 @@ def test_every_position_keeps_its_row(tmp_path: Path, name: str) -> None:
     source = write(tmp_path, name, rows(mended=True))
     changed = opened(tmp_path, source)
     assert changed.index.digest != before.index.digest
-    changed.accept_repair(before.index.digest)
+    changed.accept_repair(before.listing)
     for reader in (changed, opened(tmp_path, source)):
         assert reader.index.digest == before.index.digest
         assert np.array_equal(reader.order(2).block_starts, before.order(2).block_starts)
@@ -81,8 +81,8 @@ def test_repaired_twice(tmp_path: Path) -> None:
     half[31] = TinyRow(text=None)
     for content in (half, rows(mended=True)):
         reader = opened(tmp_path, write(tmp_path, "jsonl", content))
-        reader.accept_repair(before.index.digest)
-        reader.accept_repair(before.index.digest)  # again: nothing new
+        reader.accept_repair(before.listing)
+        reader.accept_repair(before.listing)  # again: nothing new
         assert [row for row, _ in by_position(reader, 0)] == planned
     assert None not in [text for _, text in by_position(reader, 0)]
 
@@ -93,7 +93,7 @@ def test_with_rows_left_out_by_the_source(tmp_path: Path) -> None:
     planned = [row for row, _ in by_position(before, 0)]
     assert len(planned) == 41
     source = write(tmp_path, "jsonl", rows(mended=True), **settings)
-    opened(tmp_path, source).accept_repair(before.index.digest)
+    opened(tmp_path, source).accept_repair(before.listing)
     assert [row for row, _ in by_position(opened(tmp_path, source), 0)] == planned
 
 
@@ -109,7 +109,7 @@ def test_with_rows_left_out_by_the_source(tmp_path: Path) -> None:
             r"part-0002\S*: had 20 rows and has 19 now: rows are missing",
         ),
         (lambda folder: shard(folder, "part-0000").unlink(), r"part-0000\S*: is gone; put it back"),
-        (lambda folder: (folder / "data" / "zz.jsonl").write_text('{"text": "x"}\n'), r"zz.jsonl: is new"),
+        (lambda folder: (folder / "data" / "aa.jsonl").write_text('{"text": "x"}\n'), r"aa.jsonl: is new"),
         (lambda folder: shard(folder, "part-0000").write_bytes(b""), r"had 20 rows and has 0 now"),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_is_no_repair_is_refused_by_name(tmp_path: Path, change, told: str)
     change(tmp_path)
     reader = opened(tmp_path, source)
     with pytest.raises(SourceError, match=told):
-        reader.accept_repair(before.index.digest)
+        reader.accept_repair(before.listing)
     assert opened(tmp_path, source).index.files is None
 
 
@@ -145,14 +145,14 @@ def test_without_the_layout_the_files_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path, "jsonl", rows(mended=True))
     reader = opened(tmp_path, source)
     with pytest.raises(SourceError, match="has no layout of those"):
-        reader.accept_repair(before.index.digest)
+        reader.accept_repair(before.listing)
 
 
 def test_a_layout_that_is_lost_after_the_repair_is_an_error(tmp_path: Path) -> None:
     """Never another order in silence."""
     before = opened(tmp_path, write(tmp_path, "jsonl", rows(mended=False)))
     source = write(tmp_path, "jsonl", rows(mended=True))
-    opened(tmp_path, source).accept_repair(before.index.digest)
+    opened(tmp_path, source).accept_repair(before.listing)
     for path in (tmp_path / "index").glob("*.layout"):
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(
@@ -170,3 +170,66 @@ def test_a_layout_survives_the_way_there_and_back(tmp_path: Path) -> None:
     for damaged in (b"", layout.to_bytes()[:-1], b"x" + layout.to_bytes(), layout.to_bytes()[:-1] + b"x"):
         with pytest.raises(ValueError, match="damaged"):
             Layout.from_bytes(damaged)
+
+
+# ---- shards that were appended
+
+
+def add_shard(folder: Path, name: str, numbers: range) -> None:
+    lines = "".join(f'{{"text": "row {number}"}}\n' for number in numbers)
+    (folder / "data" / f"{name}.jsonl").write_text(lines)
+
+
+def test_the_first_shards_are_read_as_before_others_came(tmp_path: Path) -> None:
+    source = write(tmp_path, "jsonl", rows(mended=True))
+    before = opened(tmp_path, source)
+    planned = by_position(before, 1)
+    add_shard(tmp_path, "zz-0", range(60, 75))
+    grown = opened(tmp_path, source)
+    assert grown.num_rows == ROWS + 15
+    part = grown.listed(before.listing)
+    assert part is grown.listed(before.listing)
+    assert part.listing == before.listing
+    assert by_position(part, 1) == planned
+    assert grown.listed(grown.listing) is grown
+    assert grown.listed(Listing()) is grown
+    assert by_position(grown.listed(Listing(0, before.index.digest)), 1) == planned  # no count was kept
+    assert len(by_position(grown, 1)) == ROWS + 15
+
+
+def test_after_a_repair_of_a_source_that_has_grown_each_epoch_keeps_its_order(tmp_path: Path) -> None:
+    source = write(tmp_path, "jsonl", rows(mended=False))
+    first = opened(tmp_path, source)
+    add_shard(tmp_path, "zz-0", range(60, 75))
+    second = opened(tmp_path, source)
+    orders = [[row for row, _ in by_position(reader, 0)] for reader in (first, second)]
+    write(tmp_path, "jsonl", rows(mended=True))
+    add_shard(tmp_path, "zz-0", range(60, 75))
+    add_shard(tmp_path, "zz-1", range(75, 80))
+    repaired = opened(tmp_path, source)
+    with pytest.raises(StateError, match="source 's': its files are not those of the state"):
+        repaired.listed(first.listing)
+    repaired.accept_repair(first.listing, second.listing)
+    for reader in (repaired, opened(tmp_path, source)):
+        for listing, order in zip((first.listing, second.listing), orders, strict=True):
+            found = by_position(reader.listed(listing), 0)
+            assert [row for row, _ in found] == order
+            assert None not in [text for _, text in found]
+
+
+def test_shards_that_changed_are_named_although_others_were_appended(tmp_path: Path) -> None:
+    source = write(tmp_path, "jsonl", rows(mended=True))
+    before = opened(tmp_path, source)
+    add_shard(tmp_path, "zz-0", range(60, 75))
+    shard(tmp_path, "part-0001").unlink()
+    add_shard(tmp_path, "aa", range(80, 85))
+    append(tmp_path, "part-0002", ["row 90"])
+    with pytest.raises(StateError) as refused:
+        opened(tmp_path, source).listed(before.listing)
+    text = str(refused.value)
+    assert "(3 shards with index " in text
+    assert "part-0001.jsonl: is gone; put it back" in text
+    assert "aa.jsonl: is new, and not listed after the others" in text
+    assert "part-0002.jsonl: holds other rows" in text
+    assert "zz-0" not in text
+    assert "part-0000" not in text
