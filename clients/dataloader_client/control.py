@@ -1,4 +1,4 @@
-"""What a trainer, or a person, asks of the job as a whole: `set_mixture`, and what the mixture is.
+"""What a trainer, or a person, asks of the job as a whole: `set_mixture`, `commit`.
 
 Each request may be made again at any time: it carries an id, by which the service knows one that comes again.
 """
@@ -14,13 +14,20 @@ from google.protobuf.message import Message
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, control_service_pb2
-from dataloader_client.errors import MixtureError, VersionMismatchError, WireError
-from dataloader_client.transport import Transport
+from dataloader_client.errors import (
+    MixtureError,
+    ServiceUnavailableError,
+    VersionMismatchError,
+    WireError,
+)
+from dataloader_client.mesh import Coords
+from dataloader_client.transport import Transport, coords_message
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 TIMEOUT_S = 60.0
+_COMMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,40 @@ def ask(
         ) from None
 
 
+def commit(transport: Transport, session: int, coords: Coords, step: int) -> int | None:
+    """Say that a rank's checkpoint of `step` is safe; see `Controls.commit`."""
+    request = control_service_pb2.CommitRequest(session=session, coords=coords_message(coords), step=step)
+    try:
+        return int(ask(transport, methods.COMMIT, request, _COMMIT_S).committed)
+    except (ServiceUnavailableError, VersionMismatchError):
+        return None
+
+
 class Controls:
     """What `DataServiceLoader` can ask of the job beside its batches; it provides what stands here."""
 
     def _transport(self) -> Transport:
         """Of a loader that is usable; raises DataServiceError where it isn't."""
         raise TypeError("a loader has a transport")
+
+    def _place(self) -> tuple[int, Coords, int]:
+        """Session, this rank's place, and the step at which its `state_dict` stands now."""
+        raise TypeError("a loader has a place")
+
+    def commit(self, step: int | None = None) -> int | None:
+        """Say that this rank will not come back with a state of before `step`: its checkpoint is safe.
+
+        step   `state_dict()["step"]` of what was saved; by default of the state now
+
+        Every rank says it, after each checkpoint. Once all ranks have, plans of steps before are removed from
+        the service's store, but for the last `planner.keep`. Returns the step that all ranks have committed,
+        0 while one has not; None where the service is away or too old, which costs nothing: the next commit
+        says it again. An older state can be loaded even so: its steps are planned again, the same. Raises
+        SessionSupersededError, and StateMismatchError for a step that is not planned yet.
+        """
+        transport = self._transport()
+        session, coords, now = self._place()
+        return commit(transport, session, coords, now if step is None else step)
 
     def set_mixture(
         self, weights: Mapping[str, float], *, at_step: int | None = None, over: int = 0

@@ -305,6 +305,9 @@ class DataServiceLoader(Controls):
         self._check_usable()
         return self._running.transport
 
+    def _place(self) -> tuple[int, Coords, int]:
+        return self._session, self._coords, self._step
+
     @property
     def stats(self) -> LoaderStats:
         """Steps, waiting time and bytes so far."""

@@ -97,3 +97,4 @@ SET_MIXTURE = Unary(
     CONTROL, "SetMixture", control_service_pb2.MixtureChange, control_service_pb2.MixtureChange
 )
 SHOW_MIXTURE = Unary(CONTROL, "ShowMixture", common_pb2.Empty, control_service_pb2.MixtureStatus)
+COMMIT = Unary(CONTROL, "Commit", control_service_pb2.CommitRequest, control_service_pb2.CommitResponse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,9 +13,11 @@ from dataloader_svc.errors import StateError
 from dataloader_svc.planner.history import Part, lineage
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import SESSION_KEY, Generation, Session
+from dataloader_svc.planner.state import State
 from dataloader_svc.store.base import Store
 
 _NO_CAP = 2**31 - 1
+_KEEP = "planner.keep says how many stay"
 
 
 class NoPlans(StateError):
@@ -44,7 +47,28 @@ class PlanLog:
         first, stop = self.parts[-1].first, self.parts[0].stop
         if stop == first:
             return "it has no step yet"
-        return f"it has steps {first} to {stop - 1}" if stop - first > 1 else f"it has step {first} alone"
+        kept = self.kept
+        there = f"it has steps {kept} to {stop - 1}" if stop - kept > 1 else f"it has step {kept} alone"
+        if kept > first:
+            there += f"; those before were removed after the trainers had committed later ones ({_KEEP})"
+        return there
+
+    @property
+    def kept(self) -> int:
+        """The first step from which on all records are there."""
+        kept = self.parts[0].kept
+        for newer, part in itertools.pairwise(self.parts):
+            if newer.kept > newer.first or part.kept == part.stop > part.first:
+                break
+            kept = part.kept
+        return kept
+
+    @property
+    def begins(self) -> tuple[int, State]:
+        """The first step of which the state before it is known, too, and that state."""
+        if self.kept == self.parts[-1].first:
+            return self.kept, self.parts[-1].generation.base
+        return self.kept + 1, self.read(self.kept, _NO_CAP)[1].state
 
     def read(self, step: int, sequence_length: int) -> tuple[Generation, Plan]:
         """The plan of a step, and whose it is. StateError, with the steps that are there, where it isn't.
@@ -59,4 +83,6 @@ class PlanLog:
                     plan = Plan.from_bytes(rows[0][1], _NO_CAP)
                     longest = int(np.max(segment_sum(plan.pieces.length, plan.sequence_offsets), initial=0))
                     return part.generation, replace(plan, sequence_length=max(sequence_length, longest))
+        if step in range(self.parts[-1].first, self.kept):
+            raise StateError(f"step {step} is not in the plan log any more: {self.words()}")
         raise StateError(f"step {step} is not in the plan log: {self.words()}")

@@ -51,7 +51,7 @@ class Past:
 
     @property
     def first(self) -> int:
-        return self.log.parts[-1].first
+        return self.log.begins[0]
 
     @property
     def stop(self) -> int:
@@ -72,7 +72,7 @@ class Past:
             return Verdict(
                 Fate.REFUSED,
                 why=f"was passed before the plan log of this store begins, at step {self.first}: that it was "
-                "not delivered can't be proven",
+                "not delivered can't be proven. planner.keep says how many steps stay in it",
             )
         asked = [
             (request.number, each.place)
@@ -145,7 +145,8 @@ class Past:
         return low
 
     def _after(self, step: int) -> State:
-        return self.log.parts[-1].generation.base if step < self.first else self._plan(step).state
+        first, before = self.log.begins
+        return before if step < first else self._plan(step).state
 
     def _plan(self, step: int) -> Plan:
         if step not in self._plans:

@@ -24,6 +24,10 @@ class Control:
         planner = await self._peers.planner()
         return await planner.call(methods.SET_MIXTURE, request, timeout_s=TIMEOUT_S)
 
+    async def commit(self, request: control_service_pb2.CommitRequest) -> control_service_pb2.CommitResponse:
+        planner = await self._peers.planner()
+        return await planner.call(methods.COMMIT, request, timeout_s=TIMEOUT_S)
+
     async def show_mixture(self, request: common_pb2.Empty) -> control_service_pb2.MixtureStatus:
         planner = await self._peers.planner()
         return await planner.call(methods.SHOW_MIXTURE, request, timeout_s=TIMEOUT_S)

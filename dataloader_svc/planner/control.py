@@ -15,12 +15,14 @@ from typing import Literal
 
 from dataloader_client._pb import common_pb2, control_service_pb2
 from dataloader_svc import faultpoint
-from dataloader_svc.errors import MixtureError, NotLeader, StoreError
+from dataloader_svc.errors import MixtureError, NotLeader, SessionSuperseded, StateError, StoreError
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.change import Change, accepted
+from dataloader_svc.planner.commits import Commits
 from dataloader_svc.planner.core import Event, Mixed, PlannerCore
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.mixture import Schedule, Weights
+from dataloader_svc.planner.session import Session
 from dataloader_svc.planner.state import State
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 class Control:
     """Belongs to the planner's event loop.
 
+    keep      steps that stay in the log before those that are committed
+    session   the one that is served now
     apply     how the core is told of an event
     writing   held while a record is on its way to the log
     """
@@ -40,6 +44,8 @@ class Control:
         schedule: Schedule,
         unit: Literal["tokens", "samples"],
         *,
+        keep: Literal["all"] | int,
+        session: Callable[[], Session | None],
         apply: Callable[[Event], None],
         writing: asyncio.Lock,
         background: Background,
@@ -47,6 +53,9 @@ class Control:
         self._core, self._journal, self._schedule, self._unit = core, journal, schedule, unit
         self._apply, self._writing, self._background = apply, writing, background
         self._at_work: set[asyncio.Task[Change]] = set()
+        self._keep, self._session = keep, session
+        self._commits = Commits()
+        self._first = 0  # records before it were removed
 
     async def set_mixture(
         self, request: control_service_pb2.MixtureChange
@@ -99,6 +108,29 @@ class Control:
         for step, ramp, row in zip(schedule.steps, schedule.ramps, schedule.table, strict=True):
             status.schedule.add(step=int(step), ramp=bool(ramp), weights=_weights(schedule, row))
         return status
+
+    async def commit(self, request: control_service_pb2.CommitRequest) -> control_service_pb2.CommitResponse:
+        """Take in that a rank's checkpoint is safe; remove what no rank of the session needs any more."""
+        session, state = self._session(), self._state()
+        now = 0 if session is None else session.number
+        if session is None or request.session != now:
+            raise SessionSuperseded.of(int(request.session), now)
+        if request.step > state.step:
+            raise StateError(
+                f"step {request.step} is committed, and the plan log ends before step {state.step}: a commit "
+                "names the step of a state_dict that was saved, state['step']"
+            )
+        committed = self._commits.add(session, request.coords, int(request.step))
+        before = 0 if self._keep == "all" else max(committed - 1 - self._keep, 0)
+        if before > self._first:
+            try:
+                await self._journal.truncate(before)
+                self._first = before
+            except NotLeader:
+                raise
+            except StoreError as error:  # the next commit removes what this one didn't
+                log.warning("planner: can't remove records before step %d: %s", before, error)
+        return control_service_pb2.CommitResponse(committed=committed, first=self._first)
 
     def _to_come(self, state: State) -> list[Change]:
         """Known, but not in the state yet: it was planned before they were made."""

@@ -25,11 +25,12 @@ _NO_CAP = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Steps `first` to `stop` - 1 of the log are those of `generation`."""
+    """Steps `first` to `stop` - 1 of the log are those of `generation`; before `kept` they were removed."""
 
     generation: Generation
     first: int
     stop: int
+    kept: int = 0
 
 
 def current_generation(store: Store) -> Generation | None:
@@ -70,17 +71,30 @@ def lineage(store: Store) -> tuple[Part, ...]:
     if current is None:
         return ()
     last = store.last(current.log)
-    parts = [Part(current, current.base.step, current.base.step if last is None else last[0] + 1)]
+    stop = current.base.step if last is None else last[0] + 1
+    parts = [_part(store, current, stop)]
     while parts[-1].first > 0:
-        before = _branched_from(store, parts[-1].generation)
+        before = branched_from(store, parts[-1].generation)
         if before is None:
             break
-        parts.append(Part(before, before.base.step, parts[-1].first))
+        parts.append(_part(store, before, parts[-1].first))
     return tuple(parts)
 
 
-def _branched_from(store: Store, generation: Generation) -> Generation | None:
-    """The newest earlier generation that reached this one's base; None for a state from somewhere else."""
+def _part(store: Store, generation: Generation, stop: int) -> Part:
+    rows = store.read(generation.log, 0, 1)
+    kept = rows[0][0] if rows else generation.base.step
+    return Part(generation, generation.base.step, stop, min(kept, stop))
+
+
+def branched_from(store: Store, generation: Generation) -> Generation | None:
+    """The newest earlier generation that reached this one's base; None for a state from somewhere else.
+
+    Written down when the generation begins, since the record that shows it may be removed later. Blocks.
+    """
+    if generation.origin is not None:
+        value = store.get(Generation.key(generation.origin)) if generation.origin else None
+        return None if value is None else Generation.from_json(value)
     base = generation.base
     for number in range(generation.number - 1, 0, -1):
         value = store.get(Generation.key(number))
@@ -88,7 +102,7 @@ def _branched_from(store: Store, generation: Generation) -> Generation | None:
             continue
         earlier = Generation.from_json(value)
         if earlier.base.step == base.step and same_place(earlier.base, base):
-            return _branched_from(store, earlier)
+            return branched_from(store, earlier)
         rows = store.read(earlier.log, base.step - 1, 1) if earlier.base.step < base.step else []
         there = bool(rows) and rows[0][0] == base.step - 1
         if there and same_place(Plan.from_bytes(rows[0][1], _NO_CAP).state, base):

@@ -11,12 +11,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, Reason, StoreError
 from dataloader_svc.planner.calibration import Factors, factors_log, read_factors
 from dataloader_svc.planner.change import Change
-from dataloader_svc.planner.history import read_changes
+from dataloader_svc.planner.history import branched_from, read_changes
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import Requests, has_news, read_masked, read_requests
@@ -29,6 +30,9 @@ from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine, add
 
 log = logging.getLogger(__name__)
 
+_REMOVED_AT_ONCE = 2048
+"""Records: a store that removes them lets others wait for so long."""
+
 
 class Journal:
     """Belongs to one event loop. `sequence_length` is the cap that records are checked against."""
@@ -39,6 +43,7 @@ class Journal:
         self._lease: Lease | None = None
         self._sessions = 0  # numbers given so far
         self._session_value: bytes | None = None
+        self._removed: set[int] = set()  # generations that are removed but for their last record
         self.generation: Generation | None = None
         self.requests = Requests()
         self.factors: tuple[Factors, ...] = ()  # of the generation, in order of step
@@ -189,6 +194,25 @@ class Journal:
 
         await asyncio.to_thread(write)
 
+    async def truncate(self, before: int) -> None:
+        """Remove the records of steps before `before`, of this generation and of those before it."""
+        current, fence = self._current().number, self._held().token
+
+        def remove() -> None:
+            for number in range(current, 0, -1):
+                if number in self._removed:
+                    continue
+                log_name = f"plan/{number}"
+                rows = self._store.read(log_name, 0, 1)
+                for up_to in range(rows[0][0] + _REMOVED_AT_ONCE, before, _REMOVED_AT_ONCE) if rows else ():
+                    self._store.truncate(log_name, up_to, fence=fence)
+                self._store.truncate(log_name, before, fence=fence)
+                last = self._store.last(log_name)
+                if number < current and (last is None or last[0] < before):
+                    self._removed.add(number)  # one record is left of it, for ever
+
+        await asyncio.to_thread(remove)
+
     async def note(self, columns: ProbeColumns) -> None:
         """List the incidents of a block: it is used all the same. Safe to repeat."""
         if not columns.incidents:
@@ -212,8 +236,10 @@ class Journal:
         fence = self._held().token
 
         def write() -> bool:
+            origin = branched_from(self._store, generation)
+            entry = replace(generation, origin=0 if origin is None else origin.number)
             # The entry first: until the pointer names it, it does not exist.
-            self._store.put(Generation.key(number), generation.to_json())
+            self._store.put(Generation.key(number), entry.to_json())
             return self._store.compare_and_set(GENERATION_POINTER, pointer, str(number).encode(), fence=fence)
 
         if not await asyncio.to_thread(write):

@@ -115,6 +115,8 @@ class PlannerService:
             self._journal,
             self._rules.schedule,
             self._rules.unit,
+            keep=config.planner.keep,
+            session=lambda: self._session,
             apply=self._apply,
             writing=self._writing,
             background=self._background,
@@ -328,6 +330,9 @@ class PlannerService:
     async def _enter(self, state: State, adapted: State, mesh: MeshSize) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
         generation = self._journal.generation
+        mine = self._of_session(state, adapted, mesh)
+        if mine is not None:
+            return await self._begin_session(mine, mesh), mine
         logged = await self._journal.state_at(state.step) if generation is not None else None
         changed = isinstance(self._core.stopped, StateError)
         choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)
@@ -337,6 +342,16 @@ class PlannerService:
             await self._begin_generation(adapted, choice.reason, told)
             return await self._begin_session(adapted, mesh), adapted
         return await self._begin_session(choice.state, mesh), choice.state
+
+    def _of_session(self, state: State, adapted: State, mesh: MeshSize) -> State | None:
+        """The state that the session began from, where a rank brings it: its record may be removed by now."""
+        generation, session = self._journal.generation, self._session
+        if generation is None or session is None or isinstance(self._core.stopped, StateError):
+            return None
+        brought = (adapted, state)
+        keys = ((generation.number, each.step, each.hash(), mesh) for each in brought)
+        found = [each for each, key in zip(brought, keys, strict=True) if session.matches(*key)]
+        return found[0] if found else None
 
     def _to_be_told(self, base: State) -> tuple[Change, ...]:
         """Changes of the mixture that a state of this history does not know yet: the next generation must."""
@@ -444,9 +459,16 @@ class PlannerService:
             if self._core.end is not None and step >= self._core.end:
                 return plan_pb2.PlacedPlan(session=session, step=step, end_of_data=True)
             if step <= self._wanted.get(stream, -1):
+                written = self._core.state is not None and step < self._core.state.step
                 plan = self._plans.get(step) or await self._journal.plan_at(step)
                 if plan is not None:
                     return await self._place(plan, session)
+                self._check(session)
+                if written:
+                    raise StateError(
+                        f"step {step} was committed by all ranks, and its plan is not kept any more "
+                        f"(planner.keep is {self._config.planner.keep}): it can't be read again"
+                    )
                 if self._core.stopped is not None:
                     raise self._core.stopped
             elif listener.done():

@@ -29,6 +29,8 @@ class Generation:
     """`config_hash` covers all that changes plans; `parent` is the generation before it.
 
     changes   of the mixture that this history knows beside those that its base carries, and that come later
+    origin    the generation whose history the base is a state of; 0: none in this store, None: not written
+              down, by an earlier version of the service
     """
 
     number: int
@@ -37,6 +39,7 @@ class Generation:
     parent: int | None
     reason: str
     changes: tuple[Change, ...] = ()
+    origin: int | None = None
 
     @property
     def log(self) -> str:
@@ -61,6 +64,8 @@ class Generation:
             "reason": self.reason,
             "base": self.base.to_json(),
         }
+        if self.origin is not None:
+            values["origin"] = self.origin
         if self.changes:
             values["changes"] = [change.to_json() for change in self.changes]
         return json.dumps(values).encode()
@@ -75,6 +80,7 @@ class Generation:
             parent=values["parent"],
             reason=values["reason"],
             changes=tuple(map(Change.from_json, values.get("changes", ()))),
+            origin=values.get("origin"),
         )
 
 

@@ -51,7 +51,7 @@ SERVICES: dict[str, tuple[Method, ...]] = {
         methods.RELEASE,
         methods.LOADER_STATUS,
     ),
-    methods.CONTROL: (methods.SET_MIXTURE, methods.SHOW_MIXTURE),
+    methods.CONTROL: (methods.SET_MIXTURE, methods.SHOW_MIXTURE, methods.COMMIT),
 }
 
 REQUEST_S = 30.0

@@ -1,11 +1,11 @@
 """What the job remembers when every process is dead: the interface of a store, and what is atomic in it.
 
-Three things live here: *logs* (append-only records numbered by step: the plan log), *entries* (key -> bytes,
-with a time to live where wanted: the registry of endpoints, quarantine, pointers) and *leases* (who leads).
-A store knows nothing of what the bytes mean. It is called from any thread and blocks: asyncio code wraps
-calls in `asyncio.to_thread`. Every call is one atomic act: it happened wholly or not at all, also when the
-process is killed in its middle. After a StoreError that is neither StoreConflict nor NotLeader, it *may* have
-happened; each call is safe to repeat with the same arguments.
+Three things live here: *logs* (records numbered by step, added at the end, removed at the beginning: the plan
+log), *entries* (key -> bytes, with a time to live where wanted: the registry of endpoints, quarantine,
+pointers) and *leases* (who leads). A store knows nothing of what the bytes mean. It is called from any thread
+and blocks: asyncio code wraps calls in `asyncio.to_thread`. Every call is one atomic act: it happened wholly
+or not at all, also when the process is killed in its middle. After a StoreError that is neither StoreConflict
+nor NotLeader, it *may* have happened; each call is safe to repeat with the same arguments.
 
 To add a store, write a class with these methods in one file and register a function that opens it:
 `@STORES.register("scheme")`. `dataloader_svc.testing.store` holds its exam. `memory.py` is the shortest one.
@@ -65,6 +65,14 @@ class Store(Protocol):
 
     def last(self, log: str) -> tuple[int, bytes] | None:
         """The record with the highest seq, or None where the log is empty."""
+        ...
+
+    def truncate(self, log: str, before: int, *, fence: int | None) -> None:
+        """Remove the records with seq < `before`, but never the last one: what follows it is known by it.
+
+        Room that this frees is used again; a file need not become smaller. Fine when repeated, and for a log
+        that is empty or begins later. What was removed can't be appended again: StoreConflict.
+        """
         ...
 
     def get(self, key: str) -> bytes | None:

@@ -55,6 +55,14 @@ class MemoryStore:
             records = self._logs.get(log)
             return (max(records), records[max(records)]) if records else None
 
+    def truncate(self, log: str, before: int, *, fence: int | None) -> None:
+        check_key(log)
+        with self._atomic():
+            self._check_fence(fence)
+            records = self._logs.get(log, {})
+            for seq in [seq for seq in records if seq < min(before, max(records))]:
+                del records[seq]
+
     def get(self, key: str) -> bytes | None:
         check_key(key)
         with self._atomic():

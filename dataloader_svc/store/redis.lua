@@ -127,6 +127,18 @@ function writes.append(fence, seq, record)
   return {'ok'}
 end
 
+-- {'ok'} or {'stale'}
+function writes.truncate(fence, before)
+  if stale(fence) then
+    return {'stale'}
+  end
+  local tail = last()
+  if tail then
+    redis.call('XTRIM', LOG, 'MINID', '=', id(math.min(tonumber(before), seq_of(tail))))
+  end
+  return {'ok'}
+end
+
 function writes.put(key, data, ttl)
   sweep()
   set(key, data, tonumber(ttl))

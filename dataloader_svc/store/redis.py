@@ -105,6 +105,11 @@ class RedisStore:
         found = self._read("last", log=check_key(log))
         return self._record(log, found) if found else None
 
+    def truncate(self, log: str, before: int, *, fence: int | None) -> None:
+        answer, *_ = self._write("truncate", _token(fence), max(before, 0), log=check_key(log))
+        if answer == b"stale":
+            raise _not_leader(fence)
+
     def get(self, key: str) -> bytes | None:
         found = self._read("get", check_key(key))
         return None if found is None else self._opened(entry_place(key), found)

@@ -49,6 +49,7 @@ LOG_GET = "SELECT crc, record FROM log WHERE name = ? AND seq = ?"
 LOG_LAST = "SELECT seq, crc, record FROM log WHERE name = ? ORDER BY seq DESC LIMIT 1"
 LOG_LAST_SEQ = "SELECT max(seq) FROM log WHERE name = ?"
 LOG_READ = "SELECT seq, crc, record FROM log WHERE name = ? AND seq >= ? ORDER BY seq LIMIT ?"
+LOG_TRUNCATE = "DELETE FROM log WHERE name = ? AND seq < min(?, (SELECT max(seq) FROM log WHERE name = ?))"
 LOG_ADD = "INSERT INTO log (name, seq, crc, record) VALUES (?, ?, ?, ?)"
 ENTRY_GET = "SELECT crc, value FROM entry WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)"
 ENTRY_RANGE = """SELECT key, crc, value FROM entry
@@ -115,6 +116,13 @@ class SqliteStore:
         with self._reading() as db:
             row = db.execute(LOG_LAST, (check_key(log),)).fetchone()
         return None if row is None else (row[0], self._checked(record_place(log, row[0]), row[1], row[2]))
+
+    def truncate(self, log: str, before: int, *, fence: int | None) -> None:
+        check_key(log)
+        with self._write() as db:
+            _check_fence(db, fence)
+            db.execute(LOG_TRUNCATE, (log, before, log))
+            faultpoint.point("store.truncate_written")
 
     def get(self, key: str) -> bytes | None:
         check_key(key)

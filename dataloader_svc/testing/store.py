@@ -95,6 +95,50 @@ class StoreContract:
         store.append(LOG, 0, record, fence=None)
         assert store.last(LOG) == (0, record)
 
+    def test_truncating_removes_what_lies_before_and_nothing_else(self, store: Store) -> None:
+        records = [(seq, b"r%d" % seq) for seq in range(5, 15)]
+        for log in (LOG, "plan/1"):
+            for seq, record in records:
+                store.append(log, seq, record, fence=None)
+        store.truncate(LOG, 9, fence=None)
+        store.truncate(LOG, 9, fence=None)
+        store.truncate(LOG, 3, fence=None)
+        assert store.read(LOG, 0, 20) == records[4:]
+        assert store.read(LOG, 11, 2) == records[6:8]
+        assert store.last(LOG) == records[-1]
+        assert store.read("plan/1", 0, 20) == records
+        store.append(LOG, 12, b"r12", fence=None)  # a retry
+        store.append(LOG, 15, b"r15", fence=None)
+        with pytest.raises(StoreConflict):
+            store.append(LOG, 8, b"r8", fence=None)
+        assert store.read(LOG, 0, 20) == [*records[4:], (15, b"r15")]
+
+    def test_the_last_record_is_never_removed(self, store: Store) -> None:
+        store.truncate(LOG, 100, fence=None)
+        assert store.last(LOG) is None
+        for seq in range(4):
+            store.append(LOG, seq, b"r%d" % seq, fence=None)
+        store.truncate(LOG, 100, fence=None)
+        assert store.read(LOG, 0, 20) == [(3, b"r3")]
+        with pytest.raises(StoreConflict, match="5"):
+            store.append(LOG, 5, b"r5", fence=None)
+        store.append(LOG, 4, b"r4", fence=None)
+        assert [seq for seq, _ in store.read(LOG, 0, 20)] == [3, 4]
+
+    def test_a_stale_token_removes_nothing(self, store: Store, clock: FakeClock) -> None:
+        old = store.acquire("leader", "a", 10)
+        assert old is not None
+        for seq in range(4):
+            store.append(LOG, seq, b"r", fence=old.token)
+        clock.advance(11)
+        new = store.acquire("leader", "b", 10)
+        assert new is not None
+        with pytest.raises(NotLeader):
+            store.truncate(LOG, 3, fence=old.token)
+        assert len(store.read(LOG, 0, 20)) == 4
+        store.truncate(LOG, 3, fence=new.token)
+        assert store.read(LOG, 0, 20) == [(3, b"r")]
+
     # --- entries
 
     def test_put_get_replace_delete(self, store: Store) -> None:

@@ -74,3 +74,21 @@ class MixtureStatus(_message.Message):
     schedule: _containers.RepeatedCompositeFieldContainer[MixtureEntry]
     changes: _containers.RepeatedCompositeFieldContainer[MixtureChange]
     def __init__(self, next_step: _Optional[int] = ..., unit: _Optional[str] = ..., weights: _Optional[_Mapping[str, float]] = ..., drawn: _Optional[_Mapping[str, float]] = ..., schedule: _Optional[_Iterable[_Union[MixtureEntry, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[MixtureChange, _Mapping]]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("session", "coords", "step")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    COORDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    coords: _common_pb2.Coords
+    step: int
+    def __init__(self, session: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("committed", "first")
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    committed: int
+    first: int
+    def __init__(self, committed: _Optional[int] = ..., first: _Optional[int] = ...) -> None: ...

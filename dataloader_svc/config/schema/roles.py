@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dataloader_svc.config.schema.model import Bytes, Model
 
@@ -81,3 +81,15 @@ class Planner(Model):
     """The planner: one process, metadata only."""
 
     ahead: int = Field(default=4, gt=0, description="Steps planned ahead of the step asked for.")
+    keep: Literal["all"] | int = Field(
+        default=10_000,
+        description="Steps that stay in the plan log before those that all ranks have committed "
+        "(loader.commit), for explain, audit and readmission. all: none is ever removed.",
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _not_negative(cls, keep: Literal["all"] | int) -> Literal["all"] | int:
+        if keep != "all" and keep < 0:
+            raise ValueError(f"keep is a number of steps, 0 or more, or all; found {keep}")
+        return keep

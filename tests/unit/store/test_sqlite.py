@@ -263,3 +263,16 @@ def test_many_that_create_the_file_at_once_all_get_a_store(tmp_path):
                     return store._connection.execute("PRAGMA journal_mode").fetchone()
 
             assert set(pool.map(work, range(8))) == {("wal",)}
+
+
+def test_a_log_that_is_truncated_as_it_grows_takes_no_more_room(tmp_path):
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        sizes = []
+        for seq in range(400):
+            store.append("plan/1", seq, bytes(8192), fence=None)
+            if seq % 20 == 19:
+                store.truncate("plan/1", seq - 20, fence=None)
+                sizes.append(sum(each.stat().st_size for each in tmp_path.iterdir()))
+    assert max(sizes[15:]) == max(sizes[8:15])  # its journal included, which grows to its own limit first
+    assert path.stat().st_size < 100 * 8192
