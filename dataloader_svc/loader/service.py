@@ -143,6 +143,8 @@ class LoaderService:
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
         """The pieces named, decoded."""
         began = self._clock.monotonic()
+        if any(each.source >= len(request.sources) for each in request.listings):
+            raise ConfigError("fetch: a listing's source index is beyond the list")
         listings = {(request.sources[each.source], each.epoch): each.listing for each in request.listings}
         pieces = await self._take(_asked(request), frozenset(request.masked), listings)
         check_size(pieces, request.max_bytes)
