@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.progress import Progress
 
 from dataloader_svc.cli.output import console, examples, json_option, print_json, progress_bars, table
 from dataloader_svc.cli.preflight import preflight
-from dataloader_svc.cli.simulate_files import as_json, draw_steps, mixture_of, read_lengths
-from dataloader_svc.cli.simulate_plans import Planning, work_of
-from dataloader_svc.cli.simulate_strategies import Layout, Outcome, Work, compare, strategies
+from dataloader_svc.cli.simulate_declared import declared_steps, read_declared, with_declared
+from dataloader_svc.cli.simulate_files import LLM, PATCH_COST, as_json, draw_steps, mixture_of, read_lengths
+from dataloader_svc.cli.simulate_packing import PackRow, of_lengths, of_plans, variants
+from dataloader_svc.cli.simulate_plans import Planning, placed_plans
+from dataloader_svc.cli.simulate_strategies import Declared, Layout, Outcome, Placed, compare, strategies
 from dataloader_svc.cli.simulate_trace import (
     compare_trace,
     read_trace,
@@ -25,10 +27,12 @@ from dataloader_svc.cli.simulate_trace import (
     trace_strategies,
     unequal_stages,
 )
-from dataloader_svc.cli.simulate_view import Section, outcome_section, trace_section
+from dataloader_svc.cli.simulate_view import Section, outcome_section, packers_section, trace_section
+from dataloader_svc.cli.simulate_work import Work
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import ConfigProblems
-from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh
+from dataloader_svc.planner.place import MeshSize, check_mesh
+from dataloader_svc.planner.plan import Plan
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(min=1)
@@ -75,6 +79,7 @@ class OutType(click.Path):
         "dataloader-svc simulate mixture.yaml --dp 64 --cp 4 --steps 200",
         "dataloader-svc simulate mixture.yaml --dp 8 --dp 16 --dp 32 --pp 4 --out report.html",
         "dataloader-svc simulate --lengths lengths.parquet --dp 64 --samples-per-rank 32 --json",
+        "dataloader-svc simulate --lengths lengths.parquet --strategy mine:strategy",
         "dataloader-svc simulate --trace trace.parquet --json",
     )
 )
@@ -100,6 +105,7 @@ class OutType(click.Path):
 @click.option(
     "--mix", type=MixtureType(), help="Of --lengths: ai2d_train_12k=0.2,text=0.8.  [default: see above]"
 )
+@click.option("--strategy", help="One more, of your own: a YAML file with `steps`, or MODULE:FUNCTION.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --lengths' draws.")
 @click.option(
     "--equal-counts/--free-counts",
@@ -128,7 +134,7 @@ def command(
     Strategies stand beside arrival order (what a DataLoader gives), balance by tokens, and the floor, which
     no placement of whole items can pass. llm and encoder are max / mean over dp ranks; step is the time over
     that of equal work on the same ranks; idle is the share of the devices' time without work. An option may
-    be repeated: all combinations are simulated.
+    be repeated: all combinations are simulated. A second table has packers side by side.
 
     --lengths draws, unless --mix says otherwise, AI2D 10 %, ChartQA 15 %, DocVQA 15 %, SynthDoG 10 % from the
     file, and 50 % text of lognormal(6.5, 1.4) tokens up to the sequence length; a file with other datasets is
@@ -203,9 +209,21 @@ def _of_lengths(path: Path, given: Mapping[str, Any], progress: Progress) -> Fou
 
     layouts = _layouts(given, Layout(_LENGTHS_DP, equal_counts=bool(given["equal_counts"])))
     cases = [(layout, length) for length in given["sequence_length"] or (32_768,) for layout in layouts]
-    outcomes = _compared(cases, work, progress)
+    own = None if given["strategy"] is None else read_declared(given["strategy"])
+
+    def more(_: Layout, length: int) -> Mapping[str, Declared]:
+        def declared(steps: Sequence[Work], layout: Layout) -> tuple[Sequence[Work], Sequence[Placed]]:
+            assert own is not None, "it is not asked for otherwise"
+            return declared_steps(own, steps, layout, length, PATCH_COST / layout.cp)
+
+        return {} if own is None else {"declared": declared}
+
+    def packers(layout: Layout, length: int) -> Mapping[str, PackRow]:
+        return of_lengths(work(layout, length), layout, length, LLM, time.perf_counter)
+
+    outcomes = _compared(cases, work, more, progress)
     source = {"file": str(path), "samples_per_rank": per_rank, **as_json(mixture, cases[0][1], given["seed"])}
-    return _result(cases, outcomes, source, path.name)
+    return _result(cases, outcomes, [packers(*case) for case in cases], source, path.name)
 
 
 def _of_config(path: Path, given: Mapping[str, Any], progress: Progress) -> Found:
@@ -227,24 +245,50 @@ def _of_config(path: Path, given: Mapping[str, Any], progress: Progress) -> Foun
         cases = [(layout, length) for length in loaded for layout in layouts]
         for layout, length in cases:
             check_mesh(loaded[length].config, MeshSize(layout.dp, layout.cp, 1, layout.pp))
-        plans = {}
+        planned = {}
         for length, each in loaded.items():
-            task = progress.add_task("planning", total=steps)
-            planning = Planning(each, found.rules, pool)
-            plans[length] = planning.steps(steps, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            task = progress.add_task("planning", total=None)
+            planned[length] = _variants(each, given["strategy"], Planning(each, found.rules, pool), steps)
             progress.remove_task(task)
 
         def work(layout: Layout, length: int) -> Sequence[Work]:
-            config = loaded[length].config
-            cut = config.strategy.context_parallel
-            return [
-                work_of(plan, Strategy.of(config, loaded[length].base_dir), layout.cp, cut)
-                for plan in plans[length]
-            ]
+            one = planned[length]["job"]
+            return placed_plans(one.plans, one.loaded)((), layout)[0]
 
-        outcomes = _compared(cases, work, progress)
+        def more(_: Layout, length: int) -> Mapping[str, Declared]:
+            each = planned[length]
+            own = [name for name in ("job", "declared") if name in each]
+            return {name: placed_plans(each[name].plans, each[name].loaded) for name in own}
+
+        outcomes = _compared(cases, work, more, progress)
+    packers = [
+        {name: of_plans(one.plans, one.loaded, layout, one.seconds) for name, one in planned[length].items()}
+        for layout, length in cases
+    ]
     source = {"job": config.job, "pack": config.strategy.pack, "cut": config.strategy.context_parallel}
-    return _result(cases, outcomes, source, config.job)
+    return _result(cases, outcomes, packers, source, config.job)
+
+
+class _Variant(NamedTuple):
+    """A job with one of its strategies: its plans, and the seconds that one took."""
+
+    loaded: LoadedConfig
+    plans: Sequence[Plan]
+    seconds: float
+
+
+def _variants(loaded: LoadedConfig, own: str | None, planning: Planning, steps: int) -> dict[str, _Variant]:
+    """The job first: it reads what others need, too, so that their time is that of planning."""
+    known = dict(variants(loaded))
+    if own is not None:
+        known["declared"] = with_declared(loaded, read_declared(own))
+    planning.steps(steps, lambda: None)
+    result = {}
+    for name, each in known.items():
+        began = time.process_time()
+        plans = replace(planning, loaded=each).steps(steps, lambda: None)
+        result[name] = _Variant(each, plans, (time.process_time() - began) / len(plans))
+    return result
 
 
 def _with_length(loaded: LoadedConfig, length: int) -> LoadedConfig:
@@ -268,24 +312,30 @@ Case = tuple[Layout, int]
 
 
 def _compared(
-    cases: Sequence[Case], work: Callable[[Layout, int], Sequence[Work]], progress: Progress
+    cases: Sequence[Case],
+    work: Callable[[Layout, int], Sequence[Work]],
+    more: Callable[[Layout, int], Mapping[str, Declared]],
+    progress: Progress,
 ) -> list[Outcome]:
     task = progress.add_task("simulating", total=len(cases) * len(strategies()))
-    return [
-        compare(work(layout, length), layout, time.perf_counter, lambda: progress.advance(task))
-        for layout, length in cases
-    ]
+
+    def advance() -> None:
+        progress.advance(task)
+
+    return [compare(work(*case), case[0], time.perf_counter, advance, more(*case)) for case in cases]
 
 
 def _result(
-    cases: Sequence[Case], outcomes: Sequence[Outcome], source: Mapping[str, Any], name: str
+    cases: Sequence[Case],
+    outcomes: Sequence[Outcome],
+    packers: Sequence[Mapping[str, PackRow]],
+    source: Mapping[str, Any],
+    name: str,
 ) -> Found:
-    sections = [
-        outcome_section(f"{name} on {layout},sequence_length={length}", outcome)
-        for (layout, length), outcome in zip(cases, outcomes, strict=True)
-    ]
-    found = [
-        {**outcome.as_json(), "sequence_length": length}
-        for (_, length), outcome in zip(cases, outcomes, strict=True)
-    ]
+    sections, found = [], []
+    for (layout, length), outcome, packed in zip(cases, outcomes, packers, strict=True):
+        title = f"{name} on {layout},sequence_length={length}"
+        sections += [outcome_section(title, outcome), packers_section(f"packers: {title}", packed)]
+        rows = {each: row.as_json() for each, row in packed.items()}
+        found.append({**outcome.as_json(), "sequence_length": length, "packers": rows})
     return {"input": source, **(found[0] if len(found) == 1 else {"cases": found})}, sections

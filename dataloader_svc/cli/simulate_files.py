@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dataloader_balancers import LlmCost
-from dataloader_svc.cli.simulate_strategies import Work
+from dataloader_svc.cli.simulate_work import Work
 from dataloader_svc.errors import ConfigError, SourceError
 from dataloader_svc.registry import nearest
 
@@ -36,6 +36,8 @@ TILE_COST = 9.4e6
 """An encoder tile in the same unit: 1,025 patches through 0.3 billion weights, beside 16 layers of that
 width. Matters where times of both phases are added up, not for max / mean.
 """
+
+PATCH_COST = TILE_COST / 1025
 
 TEXT_MU, TEXT_SIGMA = 6.5, 1.4
 

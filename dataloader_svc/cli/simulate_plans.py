@@ -8,32 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dataloader_balancers import CUTS, Kernel, LlmCost, cut_load, segment_sum
-from dataloader_svc.cli.simulate_strategies import Work
+from dataloader_svc.cli.simulate_strategies import Declared, Layout, Placed
+from dataloader_svc.cli.simulate_work import Work
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.errors import DataError
 from dataloader_svc.loader.read import probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.planner import core
-from dataloader_svc.planner.place import Strategy
+from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.state import State
+from dataloader_svc.sample import BlockId, ProbeColumns
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
 
 
 @dataclass(slots=True)
 class Planning:
-    """Plans the job's steps, reading what they need."""
+    """Plans the job's steps, reading what they need. `probes`: what was read, for other strategies too."""
 
     loaded: LoadedConfig
     rules: Mapping[str, SampleRule]
     pool: Executor
+    probes: dict[BlockId, ProbeColumns] = field(default_factory=dict)
 
     def steps(self, count: int, advance: Callable[[], None]) -> list[Plan]:
         """The first `count` plans; fewer where the data ends. Raises what the planner stops with."""
@@ -51,8 +54,10 @@ class Planning:
                         starts = reader.order(epoch).block_starts
                         events.append(core.Described(source, epoch, starts, reader.index.digest))
                     case core.Lease(block):
-                        held = read_block(readers[block.source], block, self.rules[block.source], self.pool)
-                        events.append(core.Probed(probe_columns(held)))
+                        if block not in self.probes:
+                            rule, reader = self.rules[block.source], readers[block.source]
+                            self.probes[block] = probe_columns(read_block(reader, block, rule, self.pool))
+                        events.append(core.Probed(self.probes[block]))
                     case core.Append(plan):
                         events.append(core.Appended(plan.step))
                     case core.Publish(plan):
@@ -91,6 +96,27 @@ def work_of(plan: Plan, strategy: Strategy, cp: int, cut: str) -> Work:
     else:
         llm = segment_sum(cost.of_documents(lengths), offsets) / cp
     return Work(llm, encoder, tokens)
+
+
+def placed_plans(plans: Sequence[Plan], loaded: LoadedConfig) -> Declared:
+    """The plans of a job's strategy as the service places them on a layout, with its group size if that has
+    one. Ranks are simulated as alike.
+    """
+    strategy = replace(Strategy.of(loaded.config, loaded.base_dir), ranks=None)
+    cut = loaded.config.strategy.context_parallel
+
+    def placed(_: Sequence[Work], layout: Layout) -> tuple[Sequence[Work], Sequence[Placed]]:
+        of_layout = replace(strategy, group_size=layout.group_size or strategy.group_size)
+        mesh = MeshSize(layout.dp, layout.cp, 1, layout.pp)
+        made, placements = [], []
+        for plan in plans:
+            work = work_of(plan, strategy, layout.cp, cut)
+            rank = place(plan, mesh, of_layout).dp_rank[: plan.num_sequences].astype(np.int32)
+            made.append(work)
+            placements.append(Placed(work.llm, work.encoder, rank, rank))
+        return made, placements
+
+    return placed
 
 
 def dearest(lengths: Sequence[int], cp: int, cut: str, cost: LlmCost) -> float:

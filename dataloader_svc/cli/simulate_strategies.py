@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,23 +26,11 @@ from dataloader_balancers import (
     two_phase_lpt,
 )
 from dataloader_balancers.assign import Ranks, order_microbatches, place, two_placements
+from dataloader_svc.cli.simulate_waiting import waited
+from dataloader_svc.cli.simulate_work import Floats, Work
 from dataloader_svc.errors import ConfigError
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """Items of a step in order of arrival: samples, or packed sequences.
-
-    llm, encoder   float64 (n,), predicted time of the forward pass on one rank, in one unit
-    tokens         int64 (n,)
-    """
-
-    llm: Floats
-    encoder: Floats
-    tokens: Ints
+__all__ = ["Layout", "Outcome", "Placed", "Row", "Work", "compare", "in_groups", "strategies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +79,9 @@ _CUT_GAIN = 0.02  # of max / mean, for which it is worth to cut finer
 Strategy = Callable[[Work, int, int | None], Placed]
 """(work, ranks, most items of a rank) -> placement."""
 
+Declared = Callable[[Sequence[Work], Layout], tuple[Sequence[Work], Sequence[Placed]]]
+"""(steps, layout) -> the steps as it has them, and their placements."""
+
 
 def strategies() -> dict[str, Strategy]:
     """By name, in the order of the tables: what one does without planning, then the better."""
@@ -115,6 +106,9 @@ MEANINGS = {
     "two_placements": "pictures may be encoded on another rank than their tokens",
     "cut": "place, items dearer than an equal share cut over as many ranks as bring them there",
     "hybrid": "by LLM cost, each item on a range of as many ranks as its share takes",
+    "waiting": "place, and outliers wait for their like (relaxed)",
+    "job": "as configured",
+    "declared": "--strategy",
 }
 
 
@@ -208,6 +202,7 @@ class Row:
     seconds         to plan a step
     slowdown        time of a step over that of equal work on the same ranks
     idle            share of the devices' time without work; `bubble`: of that, inside pipelines
+    delay           steps that a token had waited, mean; `oldest`: the most that an item had
     """
 
     llm: float
@@ -217,6 +212,8 @@ class Row:
     slowdown: float
     idle: float
     bubble: float
+    delay: float = 0.0
+    oldest: int = 0
 
     def as_json(self) -> dict[str, float]:
         """By name."""
@@ -260,12 +257,27 @@ def compare(
     layout: Layout,
     clock: Callable[[], float],
     advance: Callable[[], None] = lambda: None,
+    more: Mapping[str, Declared] | None = None,
 ) -> Outcome:
-    """Place every step by every strategy. `clock` gives seconds; `advance` is called after each strategy."""
+    """Place every step by every strategy. `clock` gives seconds; `advance` is called after each strategy.
+    `more`: others, which make steps of their own.
+    """
     rows = {}
     for name, strategy in strategies().items():
         rows[name] = _row(name, strategy, steps, layout, clock)
         advance()
+    began = clock()
+    stream = waited(steps, layout.dp)
+    if stream.steps:
+        seconds = (clock() - began) / len(stream.steps)
+        row = _row("waiting", _place, stream.steps, layout, clock)
+        rows["waiting"] = replace(
+            row, seconds=row.seconds + seconds, delay=stream.delay, oldest=stream.oldest
+        )
+    for name, declared in (more or {}).items():
+        began = clock()
+        made, placements = declared(steps, layout)
+        rows[name] = _figures(name, made, placements, layout, (clock() - began) / len(steps))
     floors = [[floor(costs, layout.dp) for costs in (work.llm, work.encoder)] for work in steps]
     found: dict[str, list[float]] = {}
     for work in steps:
@@ -303,7 +315,12 @@ def _row(
 ) -> Row:
     began = clock()
     placements = [in_groups(strategy, work, layout, _per_rank(work, layout)) for work in steps]
-    seconds = (clock() - began) / len(steps)
+    return _figures(name, steps, placements, layout, (clock() - began) / len(steps))
+
+
+def _figures(
+    name: str, steps: Sequence[Work], placements: Sequence[Placed], layout: Layout, seconds: float
+) -> Row:
     figures = []
     for placed in placements:
         llm = loads(placed.llm, placed.llm_rank, layout.dp)

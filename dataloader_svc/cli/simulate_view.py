@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dataloader_svc.cli.simulate_packing import PACKER_MEANINGS, PackRow
 from dataloader_svc.cli.simulate_strategies import MEANINGS, Outcome
 from dataloader_svc.cli.simulate_trace import TraceRow
 
@@ -78,6 +79,9 @@ def outcome_section(title: str, outcome: Outcome) -> Section:
         f"spares {gain:.0%} of the LLM's time"
         for name, (count, gain) in outcome.remedies.items()
     ]
+    if "waiting" in outcome.rows:
+        row = outcome.rows["waiting"]
+        notes.append(f"waiting: a token waits {row.delay:.2f} steps, an item {row.oldest} at most")
     return Section(
         title,
         ("strategy", ">llm", ">encoder", ">to floor", ">step", ">idle", ">bubble", ">planning", "what it is"),
@@ -88,6 +92,37 @@ def outcome_section(title: str, outcome: Outcome) -> Section:
         },
         dict(outcome.floor),
         tuple(notes),
+    )
+
+
+def packers_section(title: str, rows: Mapping[str, PackRow]) -> Section:
+    """Packers side by side."""
+    table = [
+        (
+            name,
+            f"{row.sequences:.1f}",
+            f"{row.fill:.2%}",
+            f"{row.spread:.3f}",
+            f"{row.spread_floor:.3f}",
+            f"{row.llm:.3f}",
+            f"{row.encoder:.3f}",
+            f"{row.delay:.2f}",
+            f"{row.mixture_error:.2%}",
+            f"{row.seconds * 1e3:.1f} ms",
+            PACKER_MEANINGS.get(name, ""),
+        )
+        for name, row in rows.items()
+    ]
+    return Section(
+        title,
+        (
+            *("packer", ">sequences", ">full", ">spread", ">floor", ">llm", ">encoder", ">waited"),
+            *(">off mixture", ">planning", "what it is"),
+        ),
+        tuple(table),
+        {name: {"llm": row.llm, "encoder": row.encoder, "spread": row.spread} for name, row in rows.items()},
+        {"spread": next(iter(rows.values())).spread_floor},
+        ("spread: the dearest sequence over the mean; floor: the least of any packing into as many",),
     )
 
 

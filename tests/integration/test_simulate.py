@@ -36,11 +36,34 @@ def test_the_steps_are_those_that_serve_would_plan(config: Path) -> None:
     assert all(row["gap_to_floor"] >= -1e-12 for row in rows.values())
     assert rows["arrival"]["encoder"] > 1.0  # photos come as they come
     assert found["floor"]["llm"] >= 1.0
+    assert rows["job"]["llm"] <= rows["arrival"]["llm"] + 1e-9
+    packers = found["packers"]
+    assert {"job", "best_fit", "first_fit", "balanced", "variable", "concatenate", "relaxed"} == set(packers)
+    assert packers["concatenate"]["fill"] > 0.98
+    assert packers["job"]["fill"] == packers["best_fit"]["fill"]
+    assert packers["relaxed"]["fill"] < 0.9
     again = json.loads(
         run_cli("simulate", config, "--dp", 4, "--cp", 2, "--pp", 2, "--steps", 6, "--json").stdout
     )
     for name, row in rows.items():
         assert again["strategies"][name]["llm"] == row["llm"], name
+
+
+def test_a_strategy_of_your_own_plans_the_job(config: Path) -> None:
+    mine = config.with_name("mine.yaml")
+    mine.write_text("steps: [{pack: balanced}, distribute, {balance: both}]\n")
+    done = run_cli("simulate", config, "--dp", 4, "--steps", 3, "--strategy", mine, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "declared" in found["strategies"]
+    same = ("sequences", "fill", "spread")
+    assert [found["packers"]["declared"][name] for name in same] == [
+        found["packers"]["balanced"][name] for name in same
+    ]
+    mine.write_text("steps: [{distribute: dp}, balance]\n")
+    refused = run_cli("simulate", config, "--dp", 4, "--steps", 3, "--strategy", mine)
+    assert refused.returncode == 2
+    assert "sequences are made by `pack`, which the list lacks" in refused.stderr
 
 
 def test_nothing_is_left_beside_the_index_and_no_store_is_made(config: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_picture_for_a_report(capsys, lengths, tmp_path, suffix):
         assert held.startswith(b"\x89PNG")
     else:
         page = held.decode()
-        assert page.count("<h2>") == 2
+        assert page.count("<h2>") == 4  # strategies and packers, on each mesh
         assert "two_placements" in page
         assert "data:image/png;base64,iVBOR" in page
         assert "<script" not in page
@@ -273,3 +273,69 @@ def test_a_trace_that_is_none_is_named(capsys, tmp_path, rows, said):
     assert code == 3
     assert said in err
     assert str(path) in err
+
+
+def test_packers_stand_side_by_side(capsys, lengths):
+    code, out, _ = cli(capsys, "--lengths", lengths, "--dp", 2, "--steps", 3, "--json")
+    assert code == 0
+    found = json.loads(out)
+    rows = found["packers"]
+    assert list(rows)[-1] == "concatenate"
+    assert {"best_fit", "balanced", "variable"} < set(rows)
+    assert all(row["spread"] >= row["spread_floor"] - 1e-9 for row in rows.values())
+    assert all(0 < row["fill"] <= 1 for row in rows.values())
+    assert rows["balanced"]["spread"] <= rows["best_fit"]["spread"] + 1e-9
+    row = found["strategies"]["waiting"]
+    assert row["delay"] <= row["oldest"]
+
+
+STEPS = """
+strategy:
+  steps:
+    - cost: {llm: {linear: 24576, quadratic: 1}, encoder: 9170.7}
+    - distribute: dp
+    - balance: {method: both, alternatives: false}
+"""
+
+
+def test_a_strategy_of_your_own_is_a_row(capsys, lengths, tmp_path, monkeypatch):
+    """The primitives that say what `place` does give what it gives; a function may say them as well."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(STEPS)
+    common = ("--lengths", lengths, "--dp", 3, "--steps", 3, "--equal-counts", "--json")
+    code, out, _ = cli(capsys, *common, "--strategy", path)
+    assert code == 0
+    rows = json.loads(out)["strategies"]
+    assert rows["declared"]["llm"] == pytest.approx(rows["place"]["llm"], abs=0.02)
+    (tmp_path / "simulated_mine.py").write_text(
+        "from dataloader_balancers.strategy import Strategy\n"
+        "def packs():\n"
+        "    return Strategy().cost(llm='7b').pack('best_fit').distribute('dp').balance('lpt')\n"
+        "def nothing():\n    return 7\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, _ = cli(capsys, *common, "--strategy", "simulated_mine:packs")
+    assert code == 0
+    assert json.loads(out)["strategies"]["declared"]["llm"] >= 1.0
+    code, _, err = cli(capsys, *common, "--strategy", "simulated_mine:nothing")
+    assert code == 2
+    assert "returned int; expected a dataloader_balancers.strategy.Strategy" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("strategy: {pack: balanced}\n", "it has no list of primitives"),
+        ("steps: [distribute, {balance: lptt}]\n", "steps.1: balance: unknown balancer 'lptt'"),
+        ("steps: [distribute, balance]\nmode: loose\n", "mode is 'loose'; known: strict, relaxed"),
+        ("steps: [{distribute: world}, balance]\n", "--strategy"),
+        ("steps: [\n", "can't be read as YAML"),
+    ],
+)
+def test_a_strategy_that_can_not_be_is_named(capsys, lengths, tmp_path, text, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    code, _, err = cli(capsys, "--lengths", lengths, "--dp", 2, "--cp", 2, "--steps", 1, "--strategy", path)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
