@@ -21,7 +21,7 @@ from real_job import serve, words, write_config
 SOURCES = 306
 MIB = 2**20
 CONSTRUCTOR, LOADER = 12 * MIB, 8 * MIB
-OWN = 48 * MIB
+OWN = 32 * MIB
 """What a process of Python and gRPC takes beside what it holds: heaps that are not given back, buffers of
 connections. The same for any number of ranks, steps and sources; a step of this job takes up to 3 MiB."""
 STEPS = 40
