@@ -307,6 +307,7 @@ class Session:
         if built.bad:
             rows = [_quarantined(bad, plan.step, planned.generation) for bad in built.bad]
             await asyncio.to_thread(add_quarantine, self._is.store, rows)
+            faultpoint.point("constructor.quarantined")
         return built
 
 

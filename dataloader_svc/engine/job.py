@@ -24,7 +24,7 @@ from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.replacing import replace_slow
 from dataloader_svc.engine.serving import RENEW_S, Serving, current_holder
 from dataloader_svc.engine.spec import JobSpec
-from dataloader_svc.engine.takeover import Offer, asked, done, successor_serves, take_over
+from dataloader_svc.engine.takeover import Offer, asked, done, successor_serves, take_back, take_over
 from dataloader_svc.errors import ConfigError, NotLeader, StoreError
 from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
@@ -171,7 +171,7 @@ class Job:
                 log.warning("the job was handed over to %s (%s)", offer.holder, offer.version)
                 return
             log.warning("%s ended before it served the job; going on", offer.holder)
-            self._serving = await Serving.begin(self._store, self.spec.config.job, self.address)
+            self._serving = await take_back(self._store, self.spec)
             await self._start_roles()
 
     async def _hand_over(self, store: Store, offer: Offer) -> bool:

@@ -17,6 +17,7 @@ from typing import Self
 
 import psutil
 
+from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, StoreError
 from dataloader_svc.store.base import Lease, Store
 
@@ -126,6 +127,7 @@ def _take(store: Store, us: Holder) -> Lease | None:
     """In one go, so that whoever is interrupted here leaves word of who it was."""
     lease = store.acquire(LEASE, us.owner, TTL_S)
     if lease is not None:
+        faultpoint.point("serving.taken")
         store.put(HOLDER_KEY, json.dumps({**asdict(us), "token": lease.token}).encode())
     return lease
 

@@ -158,6 +158,21 @@ async def successor_serves(store: Store, offer: Offer) -> bool:
         await asyncio.sleep(LOOK_S)
 
 
+async def take_back(store: Store, spec: JobSpec) -> Serving:
+    """The job, after a successor that is gone. StoreError: somebody else has it.
+
+    One that died before it could write who it was holds the right until that expires.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 1.5 * TTL_S
+    while loop.time() < until:
+        serving = await Serving.take(store, Holder.this_process(spec.address))
+        if serving is not None:
+            return serving
+        await asyncio.sleep(LOOK_S)
+    return await Serving.begin(store, spec.config.job, spec.address)
+
+
 async def _answer(store: Store, offer: Offer) -> str | None:
     """Why not, "" where it serves, None while there is no answer to this offer."""
     value = await asyncio.to_thread(store.get, ANSWER_KEY)

@@ -150,6 +150,7 @@ class Journal:
         name, fence = factors_log(self._current().number), self._held().token
         number, value = len(self.factors), factors.to_json()
         await asyncio.to_thread(self._store.append, name, number, value, fence=fence)
+        faultpoint.point("planner.factors_written")
         self.factors = (*self.factors, factors)
 
     async def load_changes(self) -> None:
@@ -188,6 +189,7 @@ class Journal:
 
         def write() -> None:
             add_quarantine(self._store, rows)
+            faultpoint.point("planner.quarantine_listed")
             add_readmitted(self._store, back, generation.number, plan.step)
             faultpoint.point("planner.plan_listed")
             self._store.append(generation.log, plan.step, plan.to_bytes(), fence=fence)
@@ -206,7 +208,9 @@ class Journal:
                 rows = self._store.read(log_name, 0, 1)
                 for up_to in range(rows[0][0] + _REMOVED_AT_ONCE, before, _REMOVED_AT_ONCE) if rows else ():
                     self._store.truncate(log_name, up_to, fence=fence)
+                    faultpoint.point("planner.truncated")
                 self._store.truncate(log_name, before, fence=fence)
+                faultpoint.point("planner.truncated")
                 last = self._store.last(log_name)
                 if number < current and (last is None or last[0] < before):
                     self._removed.add(number)  # one record is left of it, for ever
@@ -223,6 +227,7 @@ class Journal:
             for row in columns.incidents
         ]
         await asyncio.to_thread(add_incidents, self._store, rows)
+        faultpoint.point("planner.incidents_listed")
 
     async def begin_generation(
         self, base: State, config_hash: str, reason: str, changes: tuple[Change, ...] = ()
@@ -240,10 +245,12 @@ class Journal:
             entry = replace(generation, origin=0 if origin is None else origin.number)
             # The entry first: until the pointer names it, it does not exist.
             self._store.put(Generation.key(number), entry.to_json())
+            faultpoint.point("planner.generation_written")
             return self._store.compare_and_set(GENERATION_POINTER, pointer, str(number).encode(), fence=fence)
 
         if not await asyncio.to_thread(write):
             raise NotLeader("another planner has begun a generation")
+        faultpoint.point("planner.generation_begun")
         self.generation, self.factors, self.changes = generation, (), changes
         log.info("planner: generation %d from step %d: %s", number, base.step, reason)
         return generation
@@ -259,5 +266,6 @@ class Journal:
         )
         if not done:
             raise NotLeader("another planner has begun a session")
+        faultpoint.point("planner.session_begun")
         self._sessions, self._session_value = session.number, value
         return session

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from dataloader_client._pb import loader_service_pb2, planner_service_pb2
+from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.errors import DataloaderError, PeerError, StoreError
 from dataloader_svc.planner.loaders import LoaderPool
@@ -98,7 +99,9 @@ class LoaderWatch:
         """What could not be written, since the store was away, is written at a later beat."""
         try:
             while self._unwritten:
+                faultpoint.point("planner.replaced_named")
                 await asyncio.to_thread(add_replaced, self._store, self._unwritten[0])
+                faultpoint.point("planner.replaced_written")
                 self._unwritten.pop(0)
         except StoreError as error:
             log.warning("planner: can't ask for a new loader yet: %s", error)

@@ -1,12 +1,14 @@
 """From a death to the next batch: each role, a loader with and without a shadow, and a peer that restarts.
 
-    python tests/bench/recovery.py [--config CONFIG] [--repeats 3]
+    python tests/bench/recovery.py [--config CONFIG] [--repeats 3] [--heavy-only]
 
 Real processes, SIGKILL. Two figures a death, medians over the repeats:
 
     back    from the kill until the role serves again
     stall   the longest that a trainer waited for a batch after it; one that computes nothing, so that nothing
             hides the outage, and one whose step takes 0.25 s, so that what was built ahead does
+
+The rows "heavy" are of a source that is dear to begin with (`heavy_source.py`): there a shadow pays.
 
 The last rows are restarts: of a trainer with the service alive, of service and trainer, and of the peer, a
 torchdata StatefulDataLoader in a new process at the same place (`peer_recovery.py`; skipped with a word where
@@ -30,6 +32,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from heavy_source import write
 
 from dataloader_client import DataServiceLoader, Mesh
 from dataloader_svc.config.load import LoadedConfig, load_config
@@ -145,24 +149,42 @@ def median(repeats: int, measure: Callable[[], tuple[float, ...]]) -> list[float
     return [statistics.median(column) for column in zip(*(measure() for _ in range(repeats)), strict=True)]
 
 
-def measure(config: Path, repeats: int) -> dict[str, list[float]]:
-    """Row -> [back, stall without compute, stall with]; restarts have one figure."""
-    loaded = load_config(config)
-    with running(loaded) as job, DataServiceLoader(job.address, mesh=Mesh()) as loader:
-        next(iter(loader))  # indexes are cached from here on
+def deaths(loaded: LoadedConfig, repeats: int, *cases: tuple[str, str, int]) -> dict[str, list[float]]:
+    """Row -> [back, stall without compute, stall with]. A case: row, who is killed, shadows."""
     rows: dict[str, list[float]] = {}
-    for name, victim, shadows in (
-        ("planner", "planner-0", 0),
-        ("constructor", "constructor-0", 0),
-        ("loader, cold", "loader-0", 0),
-        ("loader, shadow", "loader-0", 1),
-    ):
+    for name, victim, shadows in cases:
         runs = [
             median(repeats, lambda: death(loaded, victim, shadows=shadows, step_s=step_s))  # noqa: B023
             for step_s in (0.0, STEP_S)
         ]
         rows[name] = [runs[0][0], runs[0][1], runs[1][1]]
         print(f"{name:28} " + "  ".join(f"{value:6.2f} s" for value in rows[name]), flush=True)
+    return rows
+
+
+def measure_heavy(repeats: int) -> dict[str, list[float]]:
+    """The same of a loader whose source is dear to begin with."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = load_config(write(Path(folder)))
+        with running(loaded) as job, DataServiceLoader(job.address, mesh=Mesh()) as loader:
+            next(iter(loader))
+        cases = (("loader, heavy, cold", "loader-0", 0), ("loader, heavy, shadow", "loader-0", 1))
+        return deaths(loaded, repeats, *cases)
+
+
+def measure(config: Path, repeats: int) -> dict[str, list[float]]:
+    """Row -> [back, stall without compute, stall with]; restarts have one figure."""
+    loaded = load_config(config)
+    with running(loaded) as job, DataServiceLoader(job.address, mesh=Mesh()) as loader:
+        next(iter(loader))  # indexes are cached from here on
+    rows = deaths(
+        loaded,
+        repeats,
+        ("planner", "planner-0", 0),
+        ("constructor", "constructor-0", 0),
+        ("loader, cold", "loader-0", 0),
+        ("loader, shadow", "loader-0", 1),
+    )
     restarts: list[tuple[str, Callable[[], float]]] = [
         ("trainer restarts", lambda: trainer_restarts(loaded, with_service=False)),
         ("service and trainer restart", lambda: trainer_restarts(loaded, with_service=True)),
@@ -182,11 +204,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=ROOT / "examples/demo/mixture.yaml")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--heavy-only", action="store_true", help="only the loader of a heavy source")
     arguments = parser.parse_args()
     print(f"{'killed':28}   back     stall, no compute / step {STEP_S} s")
-    rows = measure(arguments.config, arguments.repeats)
-    cold, shadow = rows["loader, cold"], rows["loader, shadow"]
-    print(f"cold / shadow: back {cold[0] / shadow[0]:.1f}, stall {cold[1] / shadow[1]:.1f}")
+    rows = {} if arguments.heavy_only else measure(arguments.config, arguments.repeats)
+    rows |= measure_heavy(arguments.repeats)
+    for name in ("loader", "loader, heavy"):
+        if f"{name}, cold" in rows:
+            cold, shadow = rows[f"{name}, cold"], rows[f"{name}, shadow"]
+            print(f"{name}: cold / shadow: back {cold[0] / shadow[0]:.1f}, stall {cold[1] / shadow[1]:.1f}")
     if "StatefulDataLoader restarts" in rows:
         ratio = rows["StatefulDataLoader restarts"][0] / rows["trainer restarts"][0]
         print(f"StatefulDataLoader / trainer restarts: {ratio:.1f}")

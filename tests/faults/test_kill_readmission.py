@@ -11,6 +11,7 @@ from repairs import Trainer, assert_each_once, mend, quarantined, readmit, write
 
 POINTS = (
     "planner.plan_made",
+    "planner.quarantine_listed",
     "planner.plan_listed",
     "store.append_written",
     "planner.plan_appended",
@@ -23,8 +24,12 @@ POINTS = (
 def test_killed_around_the_readmission(data: Path, tmp_path: Path) -> None:
     job = write_job(data, tmp_path / "job", samples=4)  # they come back in more than one step
     trainer = Trainer()
-    with serve(job) as service:
+    marks = tmp_path / "listed"
+    marks.mkdir()
+    fault = {"DATALOADER_FAULT": "constructor.quarantined:kill:1", "DATALOADER_FAULT_DIR": str(marks)}
+    with serve(job, **fault) as service:
         trainer.read(service.address)
+    assert [path.name for path in marks.iterdir()] == ["constructor.quarantined_kill_1"]
     mend(job)
     for point in ("readmit.files_noted", "readmit.requested"):
         killed = run_cli("quarantine", "readmit", job, "--all", DATALOADER_FAULT=f"{point}:kill:1")

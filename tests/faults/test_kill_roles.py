@@ -101,6 +101,29 @@ def test_killed_at_fault_points(
     assert_equal(steps_of(reader), reference[Mesh(), 0].steps)
 
 
+def test_killed_between_the_writes_of_a_beginning(
+    config: Path, tmp_path: Path, reference: dict[tuple[Mesh, int], Reader]
+) -> None:
+    """A generation's entry, its pointer, the session, and the lists before a record."""
+    points = {
+        "planner.generation_written": 1,
+        "planner.generation_begun": 1,
+        "planner.session_begun": 1,
+        "planner.quarantine_listed": 3,
+    }
+    marks = tmp_path / "fired"
+    marks.mkdir()
+    faults = [f"{point}:kill:{number}" for point, number in points.items()]
+    environment = {"DATALOADER_FAULT": ",".join(faults), "DATALOADER_FAULT_DIR": str(marks)}
+    with serve(config, **environment) as served, Reader(served.address) as reader:
+        reader.allow(30)
+        reader.wait()
+        served.wait_said("planner-0 is back", times=len(points))
+    assert {path.name for path in marks.iterdir()} == {fault.replace(":", "_") for fault in faults}
+    assert_equal(steps_of(reader), reference[Mesh(), 0].steps)
+    assert reader.states[29] == reference[Mesh(), 0].states[29]
+
+
 def test_all_roles_at_once_with_two_ranks(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:
     with serve(config) as served, ExitStack() as stack:
         readers = [

@@ -88,6 +88,29 @@ def test_a_loader_that_is_stopped_is_replaced(data: Path, tmp_path: Path, calm: 
     assert_equal({step: reader.steps[step] for step in calm}, calm)
 
 
+def test_the_planner_dies_around_what_it_writes_of_a_silent_one(
+    data: Path, tmp_path: Path, calm: dict[int, object]
+) -> None:
+    """Before: the next planner finds it silent as well. After: it is replaced without a planner."""
+    marks = tmp_path / "fired"
+    marks.mkdir()
+    config = write_config(tmp_path / "job.yaml", job_values(data))
+    faults = ("planner.replaced_named:kill:1", "planner.replaced_written:kill:1")
+    with (
+        serve(config, DATALOADER_FAULT=",".join(faults), DATALOADER_FAULT_DIR=str(marks)) as served,
+        Reader(served.address) as reader,
+    ):
+        reader.allow(10)
+        reader.wait()
+        served.roles()["loader-1"].send_signal(signal.SIGSTOP)
+        reader.allow(ROUND)
+        served.wait_said("loader-1 was silent and is replaced")
+        served.wait_said("planner-0 is back", times=2)
+        reader.wait()
+    assert len(list(marks.iterdir())) == 2
+    assert_equal({step: reader.steps[step] for step in calm}, calm)
+
+
 def test_the_only_loader_is_replaced_too(data: Path, tmp_path: Path, calm: dict[int, object]) -> None:
     config = write_config(tmp_path / "job.yaml", job_values(data, loader={"count": 1}))
     with serve(config) as served, Reader(served.address) as reader:
