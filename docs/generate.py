@@ -44,6 +44,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("loader", schema.Loader),
     ("constructor", schema.Constructor),
     ("storage", schema.StorageSettings),
+    ("wire", schema.Wire),
     ("security", schema.Security),
     ("security.tls", schema.Tls),
 ]

@@ -21,6 +21,7 @@ from grpc.experimental import ChannelOptions
 
 from dataloader_client import methods, wire
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client.codecs import installed
 from dataloader_client.credentials import Credentials
 from dataloader_client.errors import (
     AccessDeniedError,
@@ -34,6 +35,7 @@ from dataloader_client.errors import (
     VersionMismatchError,
     WireError,
 )
+from dataloader_client.link import Link
 from dataloader_client.mesh import AXES, Coords
 from dataloader_client.shared import Lease, SharedMemoryLost, Sharing
 
@@ -150,6 +152,7 @@ class Transport:
         self._reports_flying = 0
         self._joined: tuple[plan_pb2.JoinRequest, int] | None = None  # and its session
         self._closed = threading.Event()
+        self._link = Link()  # to whichever constructor: they are in one place
 
     def join(self, request: plan_pb2.JoinRequest, *, timeout_s: float) -> plan_pb2.JoinResponse:
         """Take part; remembers where this rank's constructor is. Retried for `timeout_s`."""
@@ -236,12 +239,12 @@ class Transport:
         )
         pending.abandon()
         pending.lease = lease = self._sharing.begin()
-        request = pending.request
+        request = constructor_service_pb2.ReadRequest(
+            codecs=installed(), link_bytes_per_s=self._link.bytes_per_s
+        )
         if lease is not None:  # of this try alone: nobody knows what became of one before
-            request = constructor_service_pb2.ReadRequest(
-                attachment=lease.attachment.number, lease=lease.number
-            )
-            request.MergeFrom(pending.request)
+            request.attachment, request.lease = lease.attachment.number, lease.number
+        request.MergeFrom(pending.request)
         pending.call = stub(request, timeout=min(timeout_s, pending.patience_s), metadata=self._metadata())
         pending.patience_s *= 2
 
@@ -267,7 +270,7 @@ class Transport:
         lease = pending.lease
         decoder = wire.Decoder(map_shared=None if lease is None else lease.map)
         try:
-            for message in pending.call:
+            for message in self._link.watch(pending.call):
                 decoder.feed(message)
             frame = decoder.finish()
         except SharedMemoryLost as problem:

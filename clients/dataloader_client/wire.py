@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client._pb import common_pb2
+from dataloader_client.codecs import Packed, unpack
 from dataloader_client.errors import WireError
 
 CHUNK = 1 << 20
@@ -34,12 +35,14 @@ class Frame:
 
     shared   memory uint8 (n,) in which all arrays lie and which the receiver maps: they are not sent
     socket   where a receiver on this host can attach for that; "": nowhere
+    packed   by name, what of the arrays is sent encoded; received ones are arrays again
     """
 
     arrays: dict[str, NDArray[Any]]
     meta: dict[str, Any] = field(default_factory=dict)
     shared: NDArray[np.uint8] | None = None
     socket: str = ""
+    packed: Mapping[str, Packed] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -65,9 +68,14 @@ def encode(frame: Frame) -> Iterator[bytes]:
         if pad:
             pieces.append(memoryview(bytes(pad)))
         offset += pad
-        header.tensors.add(name=name, dtype=array.dtype.name, shape=array.shape, offset=offset)
-        pieces.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        offset += array.nbytes
+        info = header.tensors.add(name=name, dtype=array.dtype.name, shape=array.shape, offset=offset)
+        packed = frame.packed.get(name)
+        if packed is None:
+            piece = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        else:
+            info.codec, info.packed_bytes, piece = packed.codec, len(packed.data), memoryview(packed.data)
+        pieces.append(piece)
+        offset += len(piece)
     header.payload_bytes = offset
     yield header.SerializeToString()
     yield from _chunks(pieces)
@@ -161,7 +169,11 @@ class Decoder:
             raise WireError(f"stream ended after {self._filled} of {len(self._buffer)} payload bytes")
         shared = self._buffer if self._header.shared_bytes else None
         align = ALIGN if shared is None else 1
-        arrays = {info.name: _view(self._buffer, info, align) for info in self._header.tensors}
+        left = self._max_payload
+        arrays = {}
+        for info in self._header.tensors:
+            arrays[info.name] = _view(self._buffer, info, align, left)
+            left -= arrays[info.name].nbytes if info.codec else 0
         try:
             meta = json.loads(self._header.meta_json or "{}")
         except ValueError as error:
@@ -171,13 +183,20 @@ class Decoder:
         return Frame(arrays, meta, shared, self._header.shared_socket)
 
 
-def _view(buffer: NDArray[np.uint8], info: common_pb2.TensorInfo, align: int) -> NDArray[Any]:
+def _view(buffer: NDArray[np.uint8], info: common_pb2.TensorInfo, align: int, most: int) -> NDArray[Any]:
+    """`most`: bytes that may be made of one that is packed."""
     if info.dtype not in DTYPES:
         raise WireError(f"tensor {info.name!r} has unknown dtype {info.dtype!r}")
     dtype = np.dtype(info.dtype)
     num_bytes = math.prod(info.shape) * dtype.itemsize
-    if info.offset % max(align, dtype.itemsize) or info.offset + num_bytes > len(buffer):
+    stored = info.packed_bytes if info.codec else num_bytes
+    if info.offset % max(align, dtype.itemsize) or info.offset + stored > len(buffer):
         raise WireError(f"tensor {info.name!r} lies outside the payload")
+    if info.codec:
+        if num_bytes > most:
+            raise WireError(f"tensor {info.name!r} of {num_bytes} bytes is above the limit")
+        packed = buffer[info.offset : info.offset + stored].data
+        return unpack(packed, info.codec, dtype, tuple(info.shape))
     return buffer[info.offset : info.offset + num_bytes].view(dtype).reshape(tuple(info.shape))
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from dataloader_client.codecs import PACKAGES, installed
 from dataloader_svc.cli.output import progress_bars
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.methods import known_balancer, known_packer
@@ -125,6 +126,7 @@ def preflight(path: Path) -> Preflight:
     found += _rule_problems(loaded, rules, unusable, workers)
     found += _cost_problems(loaded)
     found += _security_problems(loaded)
+    found += _wire_problems(loaded)
     return Preflight(loaded, tuple(found), rules, unusable, workers)
 
 
@@ -206,6 +208,15 @@ def _security_problems(loaded: LoadedConfig) -> Iterator[str]:
         check_files(loaded.config, loaded.base_dir)
     except ConfigError as error:
         yield loaded.problem(("security",), str(error).removeprefix("security."))
+
+
+def _wire_problems(loaded: LoadedConfig) -> Iterator[str]:
+    """A codec that is asked for and isn't installed."""
+    wanted = loaded.config.wire.compression
+    if wanted in PACKAGES and wanted not in installed():
+        package = PACKAGES[wanted].partition(".")[0]
+        text = f"{wanted} needs the package {package}: pip install 'dataloader-svc[wire]', or auto"
+        yield loaded.problem(("wire", "compression"), text)
 
 
 def _token_problems(config: Config, tokenizer: Tokenizer) -> Iterator[tuple[Place, str]]:

@@ -26,6 +26,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
 from dataloader_svc.constructor.control import Control
 from dataloader_svc.constructor.core import Rank
+from dataloader_svc.constructor.encoding import Encoder
 from dataloader_svc.constructor.lending import Lender
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.reports import Reports
@@ -71,6 +72,7 @@ class ConstructorService:
         self._segments = _segments(config.constructor.shared_bytes, self.name)
         self._lender: Lender | None = None
         self._surroundings = Surroundings(role, index, config, store, clock, self._peers, self._segments)
+        self._encoder = Encoder(config.wire.compression, clock)
         self._reports = Reports(self._peers)
         self._session: Session | None = None
         self._planned_at_opening = 0  # steps: of the session
@@ -127,7 +129,8 @@ class ConstructorService:
             if built is None:
                 yield Frame({}, {"step": step, "microbatches": 0, "end": True})
             else:
-                yield self._offered(request, built.frame(rank, session.sizes.pp), built.shared(rank.dp))
+                frame = self._offered(request, built.frame(rank, session.sizes.pp), built.shared(rank.dp))
+                yield await self._encoded(request, frame)
             sent = True
         finally:
             session.apply(core.Delivered(step, rank) if sent else core.GaveUp(step, rank))
@@ -141,6 +144,12 @@ class ConstructorService:
             return frame
         lent = bool(request.attachment) and self._lender.lend(request.attachment, request.lease, shared)
         return replace(frame, shared=shared if lent else None, socket=self._lender.name)
+
+    async def _encoded(self, request: constructor_service_pb2.ReadRequest, frame: Frame) -> Frame:
+        """The frame, encoded where the reader's link is so slow that it pays."""
+        link = request.link_bytes_per_s
+        codecs = () if frame.shared is not None else self._encoder.usable(request.codecs, link)
+        return await asyncio.to_thread(self._encoder.encode, frame, codecs, link) if codecs else frame
 
     async def leave(self, request: constructor_service_pb2.LeaveRequest) -> common_pb2.Empty:
         """A rank reads no more: it does not hold steps back any longer."""

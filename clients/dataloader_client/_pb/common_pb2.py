@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x61taloader/v1/common.proto\x12\rdataloader.v1\"6\n\x04Mesh\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02\x63p\x18\x02 \x01(\r\x12\n\n\x02tp\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"8\n\x06\x43oords\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02\x63p\x18\x02 \x01(\r\x12\n\n\x02tp\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"H\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x9f\x01\n\x0b\x46rameHeader\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.dataloader.v1.TensorInfo\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tmeta_json\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x15\n\rshared_socket\x18\x05 \x01(\t\x12\x14\n\x0cshared_bytes\x18\x06 \x01(\x04\"\x07\n\x05\x45mptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x61taloader/v1/common.proto\x12\rdataloader.v1\"6\n\x04Mesh\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02\x63p\x18\x02 \x01(\r\x12\n\n\x02tp\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"8\n\x06\x43oords\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02\x63p\x18\x02 \x01(\r\x12\n\n\x02tp\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"m\n\nTensorInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x14\n\x0cpacked_bytes\x18\x06 \x01(\x04\"\x9f\x01\n\x0b\x46rameHeader\x12*\n\x07tensors\x18\x01 \x03(\x0b\x32\x19.dataloader.v1.TensorInfo\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x11\n\tmeta_json\x18\x03 \x01(\t\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x15\n\rshared_socket\x18\x05 \x01(\t\x12\x14\n\x0cshared_bytes\x18\x06 \x01(\x04\"\x07\n\x05\x45mptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COORDS']._serialized_start=101
   _globals['_COORDS']._serialized_end=157
   _globals['_TENSORINFO']._serialized_start=159
-  _globals['_TENSORINFO']._serialized_end=231
-  _globals['_FRAMEHEADER']._serialized_start=234
-  _globals['_FRAMEHEADER']._serialized_end=393
-  _globals['_EMPTY']._serialized_start=395
-  _globals['_EMPTY']._serialized_end=402
+  _globals['_TENSORINFO']._serialized_end=268
+  _globals['_FRAMEHEADER']._serialized_start=271
+  _globals['_FRAMEHEADER']._serialized_end=430
+  _globals['_EMPTY']._serialized_start=432
+  _globals['_EMPTY']._serialized_end=439
 # @@protoc_insertion_point(module_scope)

@@ -3,24 +3,28 @@ from dataloader_client._pb import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReadRequest(_message.Message):
-    __slots__ = ("session", "step", "coords", "attachment", "lease")
+    __slots__ = ("session", "step", "coords", "attachment", "lease", "codecs", "link_bytes_per_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COORDS_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     session: int
     step: int
     coords: _common_pb2.Coords
     attachment: int
     lease: int
-    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., attachment: _Optional[int] = ..., lease: _Optional[int] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    link_bytes_per_s: float
+    def __init__(self, session: _Optional[int] = ..., step: _Optional[int] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., attachment: _Optional[int] = ..., lease: _Optional[int] = ..., codecs: _Optional[_Iterable[str]] = ..., link_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("session", "coords")

@@ -30,6 +30,7 @@ from dataloader_svc.config.schema.tokens import (
     TokenizerBackend,
     TokenizerOptions,
 )
+from dataloader_svc.config.schema.wire import Wire, WireCompression
 
 __all__ = [
     "FIELDS_ALONE",
@@ -65,5 +66,7 @@ __all__ = [
     "TokenizerOptions",
     "VideoFields",
     "Wait",
+    "Wire",
+    "WireCompression",
     "parse_size",
 ]

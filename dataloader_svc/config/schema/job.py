@@ -24,6 +24,7 @@ from dataloader_svc.config.schema.tokens import (
     TokenizerBackend,
     TokenizerOptions,
 )
+from dataloader_svc.config.schema.wire import Wire
 
 FIELDS_ALONE = {"fields": "alone"}
 """As pydantic's `context`: don't look between fields. `load.py` does so itself, to place what it finds."""
@@ -87,6 +88,7 @@ class Config(Model):
     storage: StorageSettings = Field(
         default_factory=StorageSettings, description="Reading from object stores and web servers."
     )
+    wire: Wire = Field(default_factory=Wire, description="How batches are sent.")
     security: Security = Field(
         default_factory=Security, description="Who may read; by default all programs of this machine."
     )
