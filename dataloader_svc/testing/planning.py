@@ -187,3 +187,5 @@ def _event_text(event: core.Event) -> str:
             return f"requested {' '.join(names)}"
         case core.Opened(step):
             return f"opened at step {step}"
+        case core.Mixed(changes):
+            return f"mixed {' '.join(f'{change.weights} from step {change.at_step}' for change in changes)}"
