@@ -1,4 +1,4 @@
-"""What a trainer, or a person, asks of the job as a whole: `set_mixture`, `commit`.
+"""What a trainer, or a person, asks of the job as a whole: `set_mixture`, `commit`, `skip`.
 
 Each request may be made again at any time: it carries an id, by which the service knows one that comes again.
 """
@@ -6,14 +6,14 @@ Each request may be made again at any time: it carries an id, by which the servi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from dataloader_client import methods
-from dataloader_client._pb import common_pb2, control_service_pb2
+from dataloader_client._pb import common_pb2, control_service_pb2, plan_pb2
 from dataloader_client.errors import (
     MixtureError,
     ServiceUnavailableError,
@@ -27,7 +27,9 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 TIMEOUT_S = 60.0
+Skip = plan_pb2.SkippedSteps
 _COMMIT_S = 10.0
+_MOST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ def commit(transport: Transport, session: int, coords: Coords, step: int) -> int
         return None
 
 
+def following(skips: Iterable[Skip], step: int) -> int:
+    """`step`, or the first after it that is in none of `skips`, which ascend."""
+    for skip in skips:
+        if skip.first <= step < skip.stop:
+            step = skip.stop
+    return step
+
+
 class Controls:
     """What `DataServiceLoader` can ask of the job beside its batches; it provides what stands here."""
 
@@ -120,6 +130,28 @@ class Controls:
         transport = self._transport()
         session, coords, now = self._place()
         return commit(transport, session, coords, now if step is None else step)
+
+    def _skip(self, skip: Skip) -> None:
+        """Join again where this loader stands, with steps to be passed over."""
+        raise TypeError(f"a loader joins, to skip {skip}")
+
+    def skip(self, step_from: int, step_to: int, reason: str = "") -> None:
+        """Pass over steps `step_from` to `step_to` - 1, after a loss spike say; all ranks must.
+
+        They are planned as ever and stand in the log with `reason`, and nobody gets them: the batch after
+        step `step_from` - 1 is that of `step_to`, and the samples of all other steps stay where they are.
+        Load a state of `step_from` or before first. It begins a new generation of the plan log, whose states
+        all know it. Steps read ahead are thrown away. Raises StateMismatchError for steps that the state has
+        read, or that are skipped already; ValueError where they are no run of steps.
+        """
+        self._transport()
+        if not 0 <= step_from < step_to:
+            raise ValueError(
+                f"can't skip steps {step_from} to {step_to}: give the first, and the first after"
+            )
+        if len(reason) > _MOST_REASON:
+            raise ValueError(f"the reason has {len(reason)} letters; at most {_MOST_REASON}")
+        self._skip(Skip(first=step_from, stop=step_to, reason=reason))
 
     def set_mixture(
         self, weights: Mapping[str, float], *, at_step: int | None = None, over: int = 0

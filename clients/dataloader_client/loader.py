@@ -31,7 +31,7 @@ from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
-from dataloader_client.control import Controls
+from dataloader_client.control import Controls, Skip, following
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError
 from dataloader_client.local import LocalService
@@ -160,7 +160,7 @@ class DataServiceLoader(Controls):
         self._handed_out = batch.step
         self._microbatch += 1
         if batch.is_last_microbatch:
-            self._state, self._step = self._state_after, self._step + 1
+            self._state, self._step = self._state_after, batch.step + 1
             self._batches, self._microbatch = [], 0
         return batch
 
@@ -171,7 +171,9 @@ class DataServiceLoader(Controls):
         if running.prefetch is None:
             # Not a bound method: the thread must not keep this loader alive.
             start = partial(_start_read, running.transport, self._session, self._coords)
-            running.prefetch = Prefetch(running.transport, start, self._step, self._depth)
+            running.prefetch = Prefetch(
+                running.transport, start, self._step, self._depth, partial(following, self.info.skip)
+            )
         began = time.perf_counter()
         try:
             frame = running.prefetch.take()
@@ -262,12 +264,12 @@ class DataServiceLoader(Controls):
         self._check_usable()
         self._join(Checkpoint.from_dict(state))
 
-    def _join(self, checkpoint: Checkpoint | None) -> None:
+    def _join(self, checkpoint: Checkpoint | None, skip: Skip | None = None) -> None:
         if checkpoint is not None and self._mesh is not None:
             checkpoint.check(self._mesh)  # before the service starts a session for it
         self._running.stop_prefetch()
         response = self._running.transport.join(
-            self._join_request(checkpoint), timeout_s=self._connect_timeout_s
+            self._join_request(checkpoint, skip), timeout_s=self._connect_timeout_s
         )
         mesh = Mesh(**{axis: max(getattr(response.mesh, axis), 1) for axis in AXES})
         if self._mesh is None and mesh.world_size > 1:
@@ -286,7 +288,7 @@ class DataServiceLoader(Controls):
         self._microbatch = checkpoint.microbatch if checkpoint is not None else 0
         self._batches, self._ended, self._handed_out = [], False, None
 
-    def _join_request(self, checkpoint: Checkpoint | None) -> plan_pb2.JoinRequest:
+    def _join_request(self, checkpoint: Checkpoint | None, skip: Skip | None) -> plan_pb2.JoinRequest:
         request = plan_pb2.JoinRequest(
             protocol=methods.PROTOCOL,
             client_version=_client_version(),
@@ -294,6 +296,8 @@ class DataServiceLoader(Controls):
             force=self._force,
             coords=coords_message(self._coords),
             state_json="" if checkpoint is None else checkpoint.service_json,
+            knows_skips=True,
+            skip=[] if skip is None else [skip],
         )
         if self._mesh is not None:
             request.mesh.CopyFrom(common_pb2.Mesh(**{axis: getattr(self._mesh, axis) for axis in AXES}))
@@ -304,6 +308,9 @@ class DataServiceLoader(Controls):
     def _transport(self) -> Transport:
         self._check_usable()
         return self._running.transport
+
+    def _skip(self, skip: Skip) -> None:
+        self._join(self._checkpoint(), skip)
 
     def _place(self) -> tuple[int, Coords, int]:
         return self._session, self._coords, self._step

@@ -18,7 +18,8 @@ from dataloader_client.wire import Frame
 class Prefetch:
     """Frames of steps from the first on: `take` them in order; `stop` when done. Starts its thread at once.
 
-    start(step, stop) sends a read; the transport finishes it.
+    start(step, stop) sends a read; the transport finishes it. follow(step) is the step to be read where
+    `step` would be next: a later one where that is skipped.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class Prefetch:
         start: Callable[[int, threading.Event], PendingRead],
         first_step: int,
         depth: int,
+        follow: Callable[[int], int] = int,
     ) -> None:
         self._transport = transport
         self._start = start
-        self._step = first_step
+        self._follow = follow
+        self._step = follow(first_step)
         self._depth = depth
         self._stop = threading.Event()
         self._change = threading.Condition()
@@ -98,7 +101,7 @@ class Prefetch:
                 return False
             while self._room():
                 self._pending.append(self._start(self._step, self._stop))
-                self._step += 1
+                self._step = self._follow(self._step + 1)
             return True
 
     def _room(self) -> bool:

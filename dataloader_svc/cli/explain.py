@@ -93,11 +93,21 @@ def explain(
     names = sorted({plan.sources[number] for number in numbers})
     with progress_bars() as progress:
         rows = find_rows(loaded, plan.state, names, progress)
-    notes = [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
+    notes = [str(skip) for skip in plan.state.skips if skip.first <= step < skip.stop]
+    notes += [f"{name}: rows unknown: {reason}" for name, reason in sorted(rows.notes.items())]
     if factors is not None and factors.parts:
         parts = ", ".join(f"{factor:.3g}" for factor in factors.parts)
         notes.append(f"placed by costs fitted to step times, too: parts of the work times {parts}")
     notes += _replaced_then(loaded, step, store_url)
+    if generation.parent is not None:
+        notes.append(
+            f"generation {generation.number} begins at step {generation.base.step}, after generation "
+            f"{generation.parent}: {generation.reason}"
+        )
+    elif generation.base.step:
+        notes.append(
+            f"generation {generation.number} begins at step {generation.base.step}: {generation.reason}"
+        )
     if not made_plans(generation.config_hash, config, loaded.base_dir):
         notes.append("the configuration has changed since; costs and places are by the file as it is now")
     sequences = of_rank(sequences_of(plan, strategy, rows.row), placement, coords)

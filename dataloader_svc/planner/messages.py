@@ -13,6 +13,7 @@ from dataloader_svc.planner.attendance import Coords
 from dataloader_svc.planner.place import MeshSize, Placement, check_mesh, set_microbatches
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Session
+from dataloader_svc.planner.skip import ahead
 from dataloader_svc.planner.state import State
 from dataloader_svc.rpc.convert import listing_message
 from dataloader_svc.sample import BlockId
@@ -63,6 +64,10 @@ def join_response(
         patch=config.images.patch,
         merge=config.images.merge,
         state_json=start.to_json(),
+        skip=(
+            plan_pb2.SkippedSteps(first=skip.first, stop=skip.stop, reason=skip.reason)
+            for skip in ahead(start.skips, start.step)
+        ),
     )
 
 

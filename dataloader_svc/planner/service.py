@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import dataloader_svc
@@ -28,6 +29,7 @@ from dataloader_svc.errors import (
     SessionSuperseded,
     StateError,
     StoreError,
+    VersionError,
 )
 from dataloader_svc.planner import core
 from dataloader_svc.planner.attendance import AGREE_S, Agreement, Claim, Coords
@@ -50,7 +52,15 @@ from dataloader_svc.planner.place import MeshSize, Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.select import Rules
-from dataloader_svc.planner.session import Branch, Session, check_protocol, check_state, decide
+from dataloader_svc.planner.session import (
+    Branch,
+    Session,
+    check_protocol,
+    check_state,
+    decide,
+    reason_of,
+)
+from dataloader_svc.planner.skip import Skip, ahead, asked_skips, with_skips
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
@@ -299,24 +309,33 @@ class PlannerService:
             check_state(state, self._digests, force=request.force)
         if request.session:  # a rank of a session that is over must not begin one
             self._check(int(request.session))
-        session, state = await self._agree(state, mesh, coords_of(request))
+        session, state = await self._agree(state, mesh, coords_of(request), asked_skips(request))
+        if ahead(state.skips, state.step) and not request.knows_skips:
+            raise VersionError(
+                f"{ahead(state.skips, state.step)[0]}; the client ({request.client_version or 'unnamed'}) is "
+                "too old to pass over steps, and would train on them: upgrade the client"
+            )
         faultpoint.point("planner.joined")
         return join_response(config, self._config_hash, self._rules.names, session, state)
 
-    async def _agree(self, state: State | None, mesh: MeshSize, rank: Coords) -> tuple[Session, State]:
+    async def _agree(
+        self, state: State | None, mesh: MeshSize, rank: Coords, skips: tuple[Skip, ...]
+    ) -> tuple[Session, State]:
         """`_enter`, once no other rank is there that wants something else. StateError, MeshError: one is."""
         rules, agreement = self._rules, self._agreement
         if state is None:
             state = State.initial(rules.names, seed=self._config.seed, config=self._digests)
+            state = replace(state, job=self._config.job)
+        state = replace(state, skips=with_skips(state.skips, skips, state.step))
         adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
-        adapted = adapted.under(rules.schedule.digest)
+        adapted = replace(adapted.under(rules.schedule.digest), job=self._config.job)
         claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
         async with agreement.holding(claim, rank):
             while True:
                 async with self._joining:
                     if agreement.may_enter(claim, rank):
                         await self._take_requests()
-                        entered = await self._enter(state, adapted, mesh)
+                        entered = await self._enter(state, adapted, mesh, skips)
                         await agreement.entered(entered[0].number, claim, rank)
                         return entered
                 try:
@@ -327,7 +346,9 @@ class PlannerService:
                     await self._wake()
                     raise
 
-    async def _enter(self, state: State, adapted: State, mesh: MeshSize) -> tuple[Session, State]:
+    async def _enter(
+        self, state: State, adapted: State, mesh: MeshSize, skips: tuple[Skip, ...]
+    ) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
         generation = self._journal.generation
         mine = self._of_session(state, adapted, mesh)
@@ -339,7 +360,7 @@ class PlannerService:
         if isinstance(choice, Branch):
             known = generation.base if generation and generation.base.step == state.step else logged
             told = self._to_be_told(adapted) if known is not None and same_place(known, adapted) else ()
-            await self._begin_generation(adapted, choice.reason, told)
+            await self._begin_generation(adapted, reason_of(choice, state, adapted, skips), told)
             return await self._begin_session(adapted, mesh), adapted
         return await self._begin_session(choice.state, mesh), choice.state
 

@@ -18,6 +18,7 @@ from dataloader_svc.config.digest import compare
 from dataloader_svc.errors import StateError, VersionError
 from dataloader_svc.planner.change import Change
 from dataloader_svc.planner.place import MeshSize
+from dataloader_svc.planner.skip import Skip
 from dataloader_svc.planner.state import State
 
 GENERATION_POINTER = "generation/current"
@@ -154,6 +155,15 @@ def decide(
     if state.step == 0:
         return Branch("from the start again")
     return Branch(f"the state of step {state.step} is not one of generation {generation.number}")
+
+
+def reason_of(choice: Branch, state: State, base: State, skips: tuple[Skip, ...]) -> str:
+    """Why a generation begins at `base`, for people: from a client's `state`, who asked for `skips`."""
+    if skips:
+        return "; ".join(map(str, skips))
+    if state.job and state.job != base.job:
+        return f"forked from job {state.job!r} at step {state.step}"
+    return choice.reason
 
 
 def check_protocol(protocol: int, client_version: str, service_version: str) -> None:

@@ -19,6 +19,7 @@ from dataloader_svc.config.digest import first_name, renamings
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.change import Change, in_force
 from dataloader_svc.planner.pieces import Pieces
+from dataloader_svc.planner.skip import Skip
 from dataloader_svc.sample import Listing
 
 VERSION = 1
@@ -81,6 +82,8 @@ class State:
     ended     no source gives anything any more: only what waits is left
     readmitted   (number, done): requests for readmission below `number` are done, of that one `done` samples
     config    hashes of the settings that change what is read (`config.digest.read_digest`)
+    job       name of the job that it was taken in; "": by an earlier version of the service
+    skips     steps that nobody reads, ascending
     mixture   changes of the mixture that were made while the job ran, as far as they count for coming steps
     """
 
@@ -94,6 +97,8 @@ class State:
     ended: bool = False
     readmitted: tuple[int, int] = (0, 0)
     mixture: tuple[Change, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    job: str = ""
 
     def __post_init__(self) -> None:
         assert list(self.sources) == sorted(self.sources), "sources stand in order of name"
@@ -125,6 +130,10 @@ class State:
             values["ended"] = True
         if self.readmitted != (0, 0):
             values["readmitted"] = list(self.readmitted)
+        if self.job:
+            values["job"] = self.job
+        if self.skips:
+            values["skips"] = [skip.to_json() for skip in self.skips]
         if self.mixture:
             values["mixture"] = [change.to_json() for change in self.mixture]
         return json.dumps(values, separators=(",", ":"))
@@ -175,6 +184,8 @@ class State:
             ended=bool(values.get("ended", False)),
             readmitted=(int(number), int(done)),
             mixture=tuple(map(Change.from_json, values.get("mixture", ()))),
+            skips=tuple(map(Skip.from_json, values.get("skips", ()))),
+            job=str(values.get("job", "")),
         )
 
     def hash(self) -> str:

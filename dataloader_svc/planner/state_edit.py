@@ -84,7 +84,7 @@ def differences(before: State, after: State) -> list[tuple[str, str, str]]:
     """(what, before, after) of all that differs; sources by their fields, in the order of names."""
     rows = [
         (name, str(getattr(before, name)), str(getattr(after, name)))
-        for name in ("seed", "step", "largest", "ended", "readmitted")
+        for name in ("job", "seed", "step", "largest", "ended", "readmitted", "mixture", "skips")
         if getattr(before, name) != getattr(after, name)
     ]
     for name in sorted({*before.sources, *after.sources}):

@@ -139,8 +139,18 @@ class PlacedPlan(_message.Message):
     listings: _containers.RepeatedCompositeFieldContainer[EpochListing]
     def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., listings: _Optional[_Iterable[_Union[EpochListing, _Mapping]]] = ...) -> None: ...
 
+class SkippedSteps(_message.Message):
+    __slots__ = ("first", "stop", "reason")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    stop: int
+    reason: str
+    def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session")
+    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session", "skip", "knows_skips")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +159,8 @@ class JoinRequest(_message.Message):
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_SKIPS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_version: str
     job: str
@@ -157,10 +169,12 @@ class JoinRequest(_message.Message):
     state_json: str
     force: bool
     session: int
-    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ...) -> None: ...
+    skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
+    knows_skips: bool
+    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json")
+    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +189,7 @@ class JoinResponse(_message.Message):
     PATCH_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
     session: int
     start_step: int
     mesh: _common_pb2.Mesh
@@ -189,4 +204,5 @@ class JoinResponse(_message.Message):
     patch: int
     merge: int
     state_json: str
-    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ...) -> None: ...
+    skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
+    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ...) -> None: ...
