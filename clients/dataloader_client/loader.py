@@ -172,7 +172,11 @@ class DataServiceLoader(Controls):
             # Not a bound method: the thread must not keep this loader alive.
             start = partial(_start_read, running.transport, self._session, self._coords)
             running.prefetch = Prefetch(
-                running.transport, start, self._step, self._depth, partial(following, self.info.skip)
+                running.transport,
+                start,
+                self._step,
+                self._depth,
+                follow=partial(following, self.info.skip),
             )
         began = time.perf_counter()
         try:

@@ -28,6 +28,7 @@ class Prefetch:
         start: Callable[[int, threading.Event], PendingRead],
         first_step: int,
         depth: int,
+        *,
         follow: Callable[[int], int] = int,
     ) -> None:
         self._transport = transport
