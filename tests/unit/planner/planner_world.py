@@ -44,7 +44,9 @@ class World:
     async def add_loader(
         self, sources: ScriptedSources = SOURCES, errors: Sequence[Exception] = ()
     ) -> ScriptedPlanLoader:
-        loader = ScriptedPlanLoader(sources, list(errors))
+        return await self.add_loader_of(ScriptedPlanLoader(sources, list(errors)))
+
+    async def add_loader_of(self, loader: ScriptedPlanLoader) -> ScriptedPlanLoader:
         server, address = await start_server({methods.LOADER: loader}, "127.0.0.1:0")
         self.store.put(
             f"endpoint/loader/{len(self._loader_servers)}", json.dumps({"address": address}).encode()
