@@ -59,6 +59,7 @@ class DataServiceLoader(Controls):
 
     state              what `state_dict` returned, to go on from there; on any mesh
     prefetch           steps read ahead, and so what this process holds at most
+    prefetch_bytes     the same in bytes, where steps may be large: fewer are then read ahead, at least one
     timeout_s          how long the service may be away, or one step take, before an error is raised
     connect_timeout_s  the same for the first contact
     job                name of the job, checked by the service; None: whatever it serves. Reads are of the job
@@ -85,6 +86,7 @@ class DataServiceLoader(Controls):
         dp_size: int | None = None,
         state: Mapping[str, Any] | None = None,
         prefetch: int = 2,
+        prefetch_bytes: int | None = None,
         timeout_s: float = 300.0,
         connect_timeout_s: float = 60.0,
         job: str | None = None,
@@ -96,7 +98,8 @@ class DataServiceLoader(Controls):
             raise ValueError(f"prefetch is {prefetch}; at least 1 step must be on its way")
         self._mesh, place = resolve(mesh, rank=rank, coords=coords, dp_rank=dp_rank, dp_size=dp_size)
         self._coords = place or Coords()
-        self._depth, self._connect_timeout_s = prefetch, connect_timeout_s
+        self._prefetch = partial(Prefetch, depth=prefetch, most_bytes=prefetch_bytes)
+        self._connect_timeout_s = connect_timeout_s
         self._job, self._force = job, force
         self._pid = os.getpid()
         self._stats = LoaderStats()
@@ -171,13 +174,8 @@ class DataServiceLoader(Controls):
         if running.prefetch is None:
             # Not a bound method: the thread must not keep this loader alive.
             start = partial(_start_read, running.transport, self._session, self._coords)
-            running.prefetch = Prefetch(
-                running.transport,
-                start,
-                self._step,
-                self._depth,
-                follow=partial(following, self.info.skip),
-            )
+            follow = partial(following, self.info.skip)
+            running.prefetch = self._prefetch(running.transport, start, self._step, follow=follow)
         began = time.perf_counter()
         try:
             frame = running.prefetch.take()

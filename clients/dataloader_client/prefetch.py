@@ -1,8 +1,9 @@
 """Steps read ahead of the trainer by one thread, in order.
 
 `depth` steps are asked for before they are needed, so that the service builds and sends them while the
-trainer computes; each is taken in as soon as it comes. No more than `depth` are held, whatever the trainer
-does: that is the client's memory. Knows nothing of microbatches or states (`loader.py`).
+trainer computes; each is taken in as soon as it comes. No more than `depth` are held, nor than `most_bytes`
+of them, whatever the trainer does: that is the client's memory. Knows nothing of microbatches or states
+(`loader.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ class Prefetch:
 
     start(step, stop) sends a read; the transport finishes it. follow(step) is the step to be read where
     `step` would be next: a later one where that is skipped.
+
+    most_bytes   of steps that wait for the trainer or are on their way; the size of one that isn't there is
+                 taken for that of the largest so far. One step is read ahead in any case. None: no such limit
     """
 
     def __init__(
@@ -29,6 +33,7 @@ class Prefetch:
         first_step: int,
         depth: int,
         *,
+        most_bytes: int | None = None,
         follow: Callable[[int], int] = int,
     ) -> None:
         self._transport = transport
@@ -36,6 +41,8 @@ class Prefetch:
         self._follow = follow
         self._step = follow(first_step)
         self._depth = depth
+        self._most_bytes = most_bytes
+        self._largest = 0  # bytes of a step
         self._stop = threading.Event()
         self._change = threading.Condition()
         self._pending: deque[PendingRead] = deque()
@@ -89,6 +96,7 @@ class Prefetch:
         with self._change:
             self._pending.popleft()
             self._ready.append(frame)
+            self._largest = max(self._largest, frame.num_bytes)
             self._ended = bool(frame.meta.get("end"))
             self._change.notify_all()
 
@@ -106,4 +114,10 @@ class Prefetch:
             return True
 
     def _room(self) -> bool:
-        return len(self._pending) + len(self._ready) < self._depth
+        ahead = len(self._pending) + len(self._ready)
+        if not ahead or ahead >= self._depth or self._most_bytes is None:
+            return ahead < self._depth
+        if not self._largest:  # of the first, nothing is known
+            return False
+        here = sum(frame.num_bytes for frame in self._ready)
+        return here + (len(self._pending) + 1) * self._largest <= self._most_bytes

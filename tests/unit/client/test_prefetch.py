@@ -24,8 +24,8 @@ class FakePending:
 class FakeTransport:
     """Answers a read when told to; counts what is in flight and what was finished."""
 
-    def __init__(self, num_steps=100, error_at=None, gate=False):
-        self.num_steps, self.error_at = num_steps, error_at
+    def __init__(self, num_steps=100, error_at=None, gate=False, size=lambda step: 1):
+        self.num_steps, self.error_at, self.size = num_steps, error_at, size
         self.gate = threading.Semaphore(0) if gate else None
         self.started, self.finished = [], []
 
@@ -41,11 +41,12 @@ class FakeTransport:
         if pending.step == self.error_at:
             raise DataStoppedError("too many bad samples")
         self.finished.append(pending.step)
-        return Frame({"x": np.zeros(1)}, {"step": pending.step, "end": pending.step >= self.num_steps})
+        x = np.zeros(self.size(pending.step))
+        return Frame({"x": x}, {"step": pending.step, "end": pending.step >= self.num_steps})
 
 
-def prefetch(transport, depth=2, first=0):
-    return Prefetch(transport, transport.start, first, depth)
+def prefetch(transport, depth=2, first=0, most_bytes=None):
+    return Prefetch(transport, transport.start, first, depth, most_bytes=most_bytes)
 
 
 def test_frames_come_in_order_to_the_end():
@@ -68,6 +69,31 @@ def test_no_more_than_depth_is_asked_for():
     ahead.take()
     ahead.stop()  # the thread is gone: what was started is final
     assert max(transport.started) <= 7 + 4 + 2
+
+
+@pytest.mark.parametrize(("steps_of_memory", "ahead_at_most"), [(0, 1), (1, 1), (3, 3), (100, 5)])
+def test_no_more_is_read_ahead_than_there_is_memory_for(steps_of_memory, ahead_at_most):
+    """Steps of 80 bytes. Whoever has taken one in waits until it is known that no other is asked for."""
+    transport = FakeTransport(gate=True, size=lambda step: 10)
+    ahead = prefetch(transport, depth=5, most_bytes=80 * steps_of_memory)
+    seen = set()
+    for taken in range(12):
+        transport.gate.release()
+        assert ahead.take().meta["step"] == taken
+        seen.add(len(transport.started) - taken - 1)
+        assert max(seen) <= ahead_at_most
+    ahead.stop()
+    assert len(transport.started) - 12 <= ahead_at_most
+
+
+def test_after_a_step_above_the_memory_one_is_read_at_a_time():
+    transport = FakeTransport(num_steps=11, size=lambda step: 50 if step == 3 else 1)
+    ahead = prefetch(transport, depth=4, most_bytes=8 * 20)
+    for step in range(12):
+        if step > 6:  # all that was asked for before it came has been taken
+            assert max(transport.started) <= step
+        assert ahead.take().meta["step"] == step
+    ahead.stop()
 
 
 def test_what_came_before_an_error_is_handed_out_first():
