@@ -149,11 +149,21 @@ class State:
         if version != VERSION:
             raise StateError(f"the state has version {version}; this service reads version {VERSION}")
         try:
-            return cls._parse(values)
+            state = cls._parse(values)
+            state._check_numbers()
+            return state
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
             raise StateError(
                 f"the state is damaged ({type(error).__name__}: {error}); use an older checkpoint"
             ) from None
+
+    def _check_numbers(self) -> None:
+        """ValueError for what neither a store nor a column can hold."""
+        numbers = [self.step, self.largest, *self.readmitted]
+        for source in self.sources.values():
+            numbers += [source.epoch, source.position, source.samples, source.tokens]
+        if not all(0 <= number < 2**62 for number in numbers):
+            raise ValueError("it holds a number below 0, or above all that can be")
 
     @classmethod
     def _parse(cls, values: dict[str, Any]) -> Self:

@@ -41,6 +41,7 @@ CALLS = frozenset(
     }
 )
 IMPORTERS = {
+    "clients/dataloader_client/codecs.py": "zstandard and lz4",
     "dataloader_svc/cli/app.py": "a command of the list COMMANDS",
     "dataloader_svc/cli/quarantine.py": "a command of its list",
     "dataloader_svc/config/code_import.py": "module:function of the user's own configuration",

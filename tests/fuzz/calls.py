@@ -95,7 +95,10 @@ CASES = tuple(
 
 
 class Requests:
-    """Requests of a session that has been joined: valid ones, of RPCs that are not known here random ones."""
+    """Requests of a session that has been joined: valid ones, of RPCs that are not known here random ones.
+
+    None changes what the job delivers, which is held against what it was.
+    """
 
     def __init__(self, join: plan_pb2.JoinResponse, rng: np.random.Generator) -> None:
         self._join, self._rng = join, rng
@@ -132,7 +135,7 @@ class Requests:
                 sources=[source], source=[0], epoch=[0], position=[0], block=[0], start=[0], length=[4]
             ),
             control_service_pb2.MixtureChange: lambda: control_service_pb2.MixtureChange(
-                id=rng.bytes(8).hex(), weights=dict.fromkeys(self._join.sources, 1.0)
+                id=rng.bytes(8).hex(), weights={"no such source": 1.0}
             ),
             common_pb2.Empty: common_pb2.Empty,
         }
