@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeGuard
+from typing import Any, Self, TypeGuard
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
@@ -34,6 +34,8 @@ from dataloader_client.checkpoint import Checkpoint
 from dataloader_client.control import Controls, Skip, following
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError
+from dataloader_client.forks import warn_of_fork_support
+from dataloader_client.habits import Habits, refuse
 from dataloader_client.local import LocalService
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
 from dataloader_client.prefetch import Prefetch
@@ -50,7 +52,7 @@ class LoaderStats:
     num_bytes: int = 0
 
 
-class DataServiceLoader(Controls):
+class DataServiceLoader(Controls, Habits):
     """Microbatches of this rank, step after step, from a dataloader-svc at `address`.
 
     Which rank this is: `mesh` with `rank` or `coords`; a DeviceMesh by itself; `dp_rank` and `dp_size`; else
@@ -72,7 +74,9 @@ class DataServiceLoader(Controls):
 
     Iterating again goes on where the last iteration stopped: a `break` loses nothing. The end of the data
     ends the loop, on all ranks after the same step; a loader at its end stays there.
-    Not for use from several threads at once, nor in a forked child. Raises the errors of `errors.py`.
+    Not for use from several threads at once. In a forked child it says so, and another can be made there.
+    Arguments of torch's DataLoader are refused with where they are decided now. Raises the errors of
+    `errors.py`.
     """
 
     def __init__(
@@ -93,7 +97,10 @@ class DataServiceLoader(Controls):
         token: str | None = None,
         tls: TLS | str | os.PathLike[str] | bool | None = None,
         force: bool = False,
+        **others: Any,
     ) -> None:
+        refuse(others, DataServiceLoader)
+        warn_of_fork_support()
         if prefetch < 1:
             raise ValueError(f"prefetch is {prefetch}; at least 1 step must be on its way")
         self._mesh, place = resolve(mesh, rank=rank, coords=coords, dp_rank=dp_rank, dp_size=dp_size)
@@ -327,12 +334,6 @@ class DataServiceLoader(Controls):
         """This rank's place on `mesh`."""
         return self._coords
 
-    def __len__(self) -> NoReturn:
-        raise TypeError(
-            "a DataServiceLoader has no length: where the data ends depends on the mixture and what is "
-            "exhausted first. Count steps by batch.step, or bound the loop with itertools.islice"
-        )
-
     def close(self) -> None:
         """End the thread and the connection; tells the service that this rank has left. Idempotent."""
         if self._finalizer.alive and hasattr(self, "_session") and os.getpid() == self._pid:
@@ -354,7 +355,8 @@ class DataServiceLoader(Controls):
         if os.getpid() != self._pid:
             raise DataServiceError(
                 "this loader was made in the parent of this process, and its connection does not survive a "
-                "fork: make it in the process that uses it. It needs no DataLoader workers around it"
+                "fork: make it in the process that uses it, with state=loader.state_dict() where it is to go "
+                "on from here. It needs no DataLoader workers around it"
             )
         if self._running.service is not None:
             self._running.service.check()
