@@ -150,20 +150,12 @@ class State:
             raise StateError(f"the state has version {version}; this service reads version {VERSION}")
         try:
             state = cls._parse(values)
-            state._check_numbers()
-            return state
+            _check_numbers(state)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
             raise StateError(
                 f"the state is damaged ({type(error).__name__}: {error}); use an older checkpoint"
             ) from None
-
-    def _check_numbers(self) -> None:
-        """ValueError for what neither a store nor a column can hold."""
-        numbers = [self.step, self.largest, *self.readmitted]
-        for source in self.sources.values():
-            numbers += [source.epoch, source.position, source.samples, source.tokens]
-        if not all(0 <= number < 2**62 for number in numbers):
-            raise ValueError("it holds a number below 0, or above all that can be")
+        return state
 
     @classmethod
     def _parse(cls, values: dict[str, Any]) -> Self:
@@ -338,6 +330,15 @@ def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64
     )
     rows = [row if row[-1] else row[:-1] for row in np.stack(columns, axis=1).tolist()]
     return [[names[source], *row] for source, row in zip(run.source.tolist(), rows, strict=True)]
+
+
+def _check_numbers(state: State) -> None:
+    """ValueError for what neither a store nor a column can hold."""
+    numbers = [state.step, state.largest, *state.readmitted]
+    for source in state.sources.values():
+        numbers += [source.epoch, source.position, source.samples, source.tokens]
+    if not all(0 <= number < 2**62 for number in numbers):
+        raise ValueError("it holds a number below 0, or above all that can be")
 
 
 def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
