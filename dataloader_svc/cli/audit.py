@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from dataloader_client import Batch, Mesh
+from dataloader_svc.cli.audit_log import audit_log
 from dataloader_svc.cli.meshes import MeshType, Ranks, Step, ranks, short
 from dataloader_svc.cli.output import (
     config_argument,
@@ -29,7 +30,7 @@ from dataloader_svc.cli.output import (
     table,
 )
 from dataloader_svc.cli.preflight import load_checked
-from dataloader_svc.config.load import LoadedConfig
+from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.config.schema import Config
 from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec, private
@@ -82,6 +83,7 @@ class MeshRun:
     epilog=examples(
         "dataloader-svc audit mixture.yaml",
         "dataloader-svc audit mixture.yaml --steps 20 --mesh dp=1 --mesh dp=2,cp=2 --json",
+        "dataloader-svc audit mixture.yaml --log",
     )
 )
 @config_argument
@@ -93,13 +95,22 @@ class MeshRun:
     type=MeshType(),
     help="dp=2,cp=2; repeat for more.  [default: dp=1, dp=2, dp=4]",
 )
+@click.option("--log", is_flag=True, help="Count the job's own plan log instead, as it stands in the store.")
+@click.option("--store", help="With --log: the state store to read, instead of the configured one.")
 @json_option
-def command(config: Path, steps: int, meshes: tuple[Mesh, ...], *, as_json: bool) -> int:
+def command(
+    config: Path, steps: int, meshes: tuple[Mesh, ...], store: str | None, *, log: bool, as_json: bool
+) -> int:
     """Run STEPS steps on each mesh and check the service's promises.
 
     Starts the real processes once a mesh, with an empty state store, and reads as the trainer's ranks would.
     Exit code 1 when a contract is broken; the first step, rank and field that differs is named.
+
+    With --log, nothing is started: generations, steps, skipped steps and samples of the job's plan log are
+    counted, every position once, and its mixture is compared with the schedule and the changes made to it.
     """
+    if log:
+        return audit_log(load_config(config), store, as_json=as_json)
     loaded = load_checked(config)
     meshes = meshes or (Mesh(dp=1), Mesh(dp=2), Mesh(dp=4))
     runs: list[MeshRun] = []

@@ -49,7 +49,7 @@ def asked_skips(request: plan_pb2.JoinRequest) -> tuple[Skip, ...]:
         reason = asked.reason or "no reason was given"
         if asked.stop <= asked.first or len(reason) > MOST_REASON:
             raise StateError(
-                f"can't skip steps {asked.first} to {asked.stop}: name the first of them, and the first after "
+                f"can't skip steps {asked.first} to {asked.stop}: name the first, and the first after "
                 f"them, with a reason of at most {MOST_REASON} letters"
             )
         found.append(Skip(int(asked.first), int(asked.stop), reason))
