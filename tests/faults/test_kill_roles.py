@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dataloader_client import Coords, Mesh
+from dataloader_client import Coords, DataServiceLoader, Mesh
 from dataloader_svc.sample import keyed_rng
-from reading import Fingerprint, Reader, assert_equal
-from real_job import job_values, serve, write_config
+from reading import Fingerprint, Reader, assert_equal, fingerprint, take_step
+from real_job import job_values, run_cli, serve, write_config
 
 STEPS = 120
 ROUND = 10
@@ -122,6 +122,28 @@ def test_killed_between_the_writes_of_a_beginning(
     assert {path.name for path in marks.iterdir()} == {fault.replace(":", "_") for fault in faults}
     assert_equal(steps_of(reader), reference[Mesh(), 0].steps)
     assert reader.states[29] == reference[Mesh(), 0].states[29]
+
+
+def test_killed_while_records_are_removed(
+    data: Path, tmp_path: Path, reference: dict[tuple[Mesh, int], Reader]
+) -> None:
+    """In the transaction and behind it: the next commit removes what this one did not."""
+    config = write_config(tmp_path / "job.yaml", job_values(data, planner={"keep": 2}))
+    marks = tmp_path / "fired"
+    marks.mkdir()
+    faults = ("store.truncate_written:kill:1", "planner.truncated:kill:1")
+    environment = {"DATALOADER_FAULT": ",".join(faults), "DATALOADER_FAULT_DIR": str(marks)}
+    found = {}
+    with serve(config, **environment) as served, DataServiceLoader(served.address, mesh=Mesh()) as loader:
+        for step in range(3 * ROUND):
+            found[step] = fingerprint(take_step(loader))
+            if step % ROUND == ROUND - 1:
+                loader.commit()
+    assert len(list(marks.iterdir())) == len(faults)
+    assert_equal(found, reference[Mesh(), 0].steps)
+    gone = run_cli("explain", config, "--step", ROUND - 1)
+    assert gone.returncode == 4
+    assert "is not in the plan log any more" in gone.stderr
 
 
 def test_all_roles_at_once_with_two_ranks(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:
