@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ STEPS = 40
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("many")
     names = [f"s{number:03}" for number in range(SOURCES)]
     for number, name in enumerate(names):
@@ -36,28 +37,29 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_source(folder / name, "jsonl", rows)
     make_tokenizer(folder / "tokenizer")
     sources = {name: {"format": "jsonl", "path": f"{folder}/{name}/*", "text": "text"} for name in names}
-    return write_config(
-        folder / "job.yaml",
-        {
-            "job": "many",
-            "seed": 3,
-            "tokenizer": str(folder / "tokenizer"),
-            "sequence_length": 4096,
-            "global_batch": {"sequences": 8},
-            "sources": sources,
-            "mixture": {"schedule": [{"step": 0, **dict.fromkeys(names, 1.0)}]},
-            "loader": {"count": 2, "memory": LOADER, "threads": 1},
-            "constructor": {"memory": CONSTRUCTOR},
-            "index_cache": str(folder / "index"),
-        },
-    )
+    return {
+        "job": "many",
+        "seed": 3,
+        "tokenizer": str(folder / "tokenizer"),
+        "sequence_length": 4096,
+        "global_batch": {"sequences": 8},
+        "sources": sources,
+        "mixture": {"schedule": [{"step": 0, **dict.fromkeys(names, 1.0)}]},
+        "loader": {"count": 2, "memory": LOADER, "threads": 1},
+        "index_cache": str(folder / "index"),
+    }
 
 
 def pss(process: psutil.Process) -> int:
     return int(process.memory_full_info().pss)
 
 
-def test_a_trainer_that_stands_still_with_many_sources(config: Path) -> None:
+@pytest.mark.parametrize("shared", ["auto", False])
+def test_a_trainer_that_stands_still_with_many_sources(
+    values: dict[str, Any], tmp_path: Path, shared: object
+) -> None:
+    values = {**values, "constructor": {"memory": CONSTRUCTOR, "shared_memory": shared}}
+    config = write_config(tmp_path / "job.yaml", values)
     with serve(config) as served:
         roles = served.roles()
         fresh = {name: pss(process) for name, process in roles.items()}
