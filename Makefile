@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 1800
 
-.PHONY: help setup run test redis soak fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench package clean
+.PHONY: help setup run test redis soak fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench bench-peers package clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -79,6 +79,9 @@ corpus: setup ## a larger corpus from Debian packages under build/corpus, withou
 
 bench: setup demo-data ## measure; prints ratios against a peer or a bound
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+bench-peers: setup demo-data ## the service beside the loaders that people use; an hour (PEERS="--workload text")
+	$(BIN)/python -m tests.bench.peers $(PEERS)
 
 package: setup ## build a wheel and import it in empty environments
 	$(BIN)/python .ci/check_wheel.py
