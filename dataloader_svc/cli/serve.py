@@ -112,12 +112,22 @@ def _announce(job: Job, *, as_json: bool, with_token: bool) -> None:
         sys.stdout.write(
             f"serving {config.job} at {job.address}: {len(config.sources)} sources, "
             f"{_step(config)} a step\n"
-            f"  trainers:  DataServiceLoader({job.address!r})\n"
+            f"  trainers:  DataServiceLoader({job.address!r}{_shown_by_trainers(config)})\n"
             f"  state:     {shown(job.spec.store)}\n"
             f"  logs:      {job.spec.run_dir / 'logs'}\n"
             "  Ctrl-C stops it; nothing that was delivered is forgotten\n"
         )
     sys.stdout.flush()
+
+
+def _shown_by_trainers(config: Config) -> str:
+    """Of `security`, without any secret."""
+    security = config.security
+    token = "" if security.token is None and security.token_file is None else ", token=..."
+    if security.tls is None:
+        return token
+    mutual = "" if security.tls.client_ca is None else ", certificate=..., key=..."
+    return f"{token}, tls=TLS(ca=...{mutual})"
 
 
 def _step(config: Config) -> str:

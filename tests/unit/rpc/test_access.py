@@ -31,11 +31,15 @@ class Planner:
         self.joins = 0
         self.go = asyncio.Event()
         self.inside = asyncio.Event()
+        self.left = asyncio.Event()
 
     async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:
         self.joins += 1
         self.inside.set()
-        await self.go.wait()
+        try:
+            await self.go.wait()
+        finally:
+            self.left.set()
         return plan_pb2.JoinResponse(job=request.job)
 
     async def plans(self, demands: AsyncIterator[Any]) -> AsyncIterator[plan_pb2.PlacedPlan]:
@@ -171,6 +175,28 @@ def test_calls_above_the_limit_are_told_to_come_again() -> None:
             planner.go.set()
             await asyncio.gather(*first)
             await join()
+        await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_callers_that_go_leave_nothing_behind() -> None:
+    """However many have come and gone, there is room for one."""
+
+    async def scenario() -> None:
+        planner = Planner()
+        access = guarded(max_calls=1)
+        server, address = await start_server({methods.PLANNER: planner}, "127.0.0.1:0", access=access)
+        async with grpc.aio.insecure_channel(address) as channel:
+            for _ in range(20):
+                call = channel.unary_unary(methods.PLANNER_JOIN.path)(b"", metadata=RIGHT, timeout=10)
+                await planner.inside.wait()
+                call.cancel()
+                await planner.left.wait()
+                planner.inside.clear()
+                planner.left.clear()
+            await channel.unary_unary(methods.PLANNER_STATUS.path)(b"", metadata=RIGHT, timeout=10)
+        assert planner.joins == 20
         await server.stop(None)
 
     asyncio.run(scenario())
