@@ -153,7 +153,8 @@ class _Loader:
     since: float | None = None  # when it answered first
     missed: int = 0
     total: float = 0.0
-    in_a_row: int = 0  # judgements that found it slow
+    in_a_row: int = 0  # judgements that found it slow, each by something new
+    news: bool = False  # a piece that took too long, since the last judgement
     costs: dict[Kind, deque[_Cost]] = field(default_factory=dict)
     recent: deque[_Piece] = field(default_factory=lambda: deque(maxlen=_KEPT_RESIDUALS))
     under_way: tuple[Work, ...] = ()
@@ -256,6 +257,7 @@ class Stragglers:
             surprise = self._surprise(life, work.kind, piece.fair)
             loader.total = min(max(loader.total + surprise - DRIFT, 0.0), 2 * ALARM)
             loader.recent.append(piece)
+            loader.news = loader.news or piece.fair >= math.log(TOLERATED)
         residuals = self._residuals.setdefault(work.kind, deque(maxlen=_KEPT_RESIDUALS))
         residuals.append((life, piece.residual))
 
@@ -307,14 +309,17 @@ class Stragglers:
             alone = median(totals[other][1] for other in peers) < ALONE
             if level >= math.log(SLOW) and excess_s >= EXCESS_S and alone:
                 slow.add(life)
-            if life in slow and loader.in_a_row + 1 >= IN_A_ROW:
+                # A pause of the whole process makes all pieces late that were under way, once.
+                loader.in_a_row += loader.news or len(pieces) > len(loader.recent)
+            if life in slow and loader.in_a_row >= IN_A_ROW:
                 why = (
                     f"takes {math.exp(level):.1f} times as long as its peers for like work; in the last "
                     f"{WINDOW_S:.0f} s {excess_s:.1f} s too long"
                 )
                 found.append((total, Verdict(life, loader.name, "slow", why)))
         for life, loader in self._loaders.items():
-            loader.in_a_row = loader.in_a_row + 1 if life in slow else 0
+            loader.in_a_row = loader.in_a_row if life in slow else 0
+            loader.news = False
         yield from (verdict for _, verdict in sorted(found, key=lambda entry: -entry[0]))
 
     def _total_now(self, life: Life, loader: _Loader, at: float) -> tuple[list[_Piece], float]:

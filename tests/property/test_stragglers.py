@@ -92,6 +92,19 @@ def test_a_film_among_pictures_is_no_sign() -> None:
         assert core.judge(float(second)) is None
 
 
+def test_a_pause_is_no_slowness() -> None:
+    """All that was under way is late, and then the trainer has enough and asks for nothing for a while."""
+    core = Stragglers()
+    core.apply(Known({"a": "loader-0", "b": "loader-1"}), 0.0)
+    for second in range(60):
+        quick = [Work("decode photos", 1000, 0.1, 0.0125)] * 20
+        late = [Work("decode photos", 1000, 2.5, 0.4)] * 8
+        done = quick if second < 30 else late if second == 30 else quick[:1] if second > 50 else []
+        core.apply(Answered("a", done), float(second))
+        core.apply(Answered("b", quick if second < 30 else []), float(second))
+        assert core.judge(float(second)) is None
+
+
 def test_kinds_that_only_one_does_are_not_compared() -> None:
     core = Stragglers()
     core.apply(Known({"a": "loader-0", "b": "loader-1"}), 0.0)
