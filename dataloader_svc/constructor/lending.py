@@ -11,7 +11,7 @@ in `segments.py`. Belongs to one event loop and never blocks it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -26,10 +26,13 @@ from dataloader_client.shared import NUMBER
 from dataloader_svc import faultpoint
 from dataloader_svc.constructor.segments import Segment, Segments
 
+log = logging.getLogger(__name__)
+
 MOST_READERS = 4096
 """Connections: more than ranks fit on a host; more are turned away."""
 
 _MOST_EARLY = 1024
+_PAUSE_S = 1.0
 _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 
 
@@ -50,6 +53,7 @@ class Lender:
         self._segments = segments
         self._listening = listening
         self._readers: dict[int, _Reader] = {}
+        self._pause: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(listening, self._accept)
 
@@ -92,21 +96,30 @@ class Lender:
         return True
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             while True:
-                line, _ = self._listening.accept()
-                line.setblocking(False)
-                if len(self._readers) >= MOST_READERS or not _is_ours(line):
-                    line.close()
-                    continue
-                number = secrets.randbits(63) + 1
-                try:
-                    line.send(NUMBER.pack(number))
-                except OSError:
-                    line.close()
-                    continue
-                self._readers[number] = _Reader(line)
-                self._loop.add_reader(line, self._hear, number)
+                self._greet(self._listening.accept()[0])
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptors; who waits would be reported again and again
+            log.warning("can't take in a reader in shared memory, tries again in %g s: %s", _PAUSE_S, error)
+            self._loop.remove_reader(self._listening)
+            self._pause = self._loop.call_later(
+                _PAUSE_S, self._loop.add_reader, self._listening, self._accept
+            )
+
+    def _greet(self, line: socket.socket) -> None:
+        line.setblocking(False)
+        number = secrets.randbits(63) + 1
+        try:
+            if len(self._readers) >= MOST_READERS or not _is_ours(line):
+                raise ConnectionRefusedError
+            line.send(NUMBER.pack(number))
+        except OSError:
+            line.close()
+            return
+        self._readers[number] = _Reader(line)
+        self._loop.add_reader(line, self._hear, number)
 
     def _hear(self, number: int) -> None:
         reader = self._readers[number]
@@ -138,6 +151,8 @@ class Lender:
 
     def close(self) -> None:
         """End all lines. What readers have mapped stays with them."""
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for number in list(self._readers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import re
@@ -20,6 +21,7 @@ from dataloader_client import DataServiceLoader, Mesh
 from dataloader_client import shared as module
 from dataloader_client._pb import common_pb2
 from dataloader_client.shared import NUMBER, Attachment, SharedMemoryLost, attach
+from dataloader_svc.constructor import lending
 from dataloader_svc.constructor.lending import Lender
 from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.testing.scripted_job import JobThread
@@ -373,6 +375,39 @@ def test_strangers_at_the_socket_end_nothing():
             lender.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_readers_wait_while_there_are_no_descriptors(monkeypatch, caplog):
+    """Whoever connects then is taken in a little later, and meanwhile nobody asks in vain."""
+    monkeypatch.setattr(lending, "_PAUSE_S", 0.01)
+
+    class Listening:
+        """The real socket, which has no descriptor left for the first that come."""
+
+        def __init__(self, real):
+            self.real, self.failures = real, 3
+            self.fileno, self.close = real.fileno, real.close
+
+        def accept(self):
+            if self.failures:
+                self.failures -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.real.accept()
+
+    async def scenario():
+        segments = Segments(MIB)
+        lender = Lender.open(segments)
+        lender._listening = Listening(lender._listening)
+        try:
+            attachment = await asyncio.to_thread(attach, lender.name)
+            assert attachment is not None
+            assert lender._listening.failures == 0
+        finally:
+            segments.close()
+            lender.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert caplog.text.count("Too many open files") == 3
 
 
 def test_threads_that_read_share_a_line(service, sent):
