@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
 from dataloader_balancers.strategy.nodes import BOTH, CONCATENATE
+from dataloader_svc.config.methods import NONE
 from dataloader_svc.registry import nearest
 
 if TYPE_CHECKING:  # the models ask here while they are built
@@ -25,6 +26,7 @@ def cross_problems(config: Config) -> list[Problem]:
     """What is wrong between fields that are each fine."""
     return [
         *_batch_problems(config),
+        *_layout_problems(config),
         *_name_problems(config),
         *_mixture_problems(config),
         *_media_problems(config),
@@ -64,6 +66,14 @@ def _batch_problems(config: Config) -> Iterator[Problem]:
             f"of a sequence); the next that is: {-(-length // slices) * slices}"
         )
         yield ("mesh", "cp"), message
+
+
+def _layout_problems(config: Config) -> Iterator[Problem]:
+    if config.layout == "packed" and config.pad_to == "longest":
+        yield (
+            ("pad_to",),
+            "the packed layout has no padding: use layout: padded, or leave it out",
+        )
 
 
 def even_counts(strategy: Strategy) -> bool:
@@ -151,7 +161,7 @@ def smallest_picture(images: Images) -> int:
 
 def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
     named = (
-        (("strategy", "pack"), "packer", strategy.pack, (*PACKERS, CONCATENATE)),
+        (("strategy", "pack"), "packer", strategy.pack, (*PACKERS, CONCATENATE, NONE)),
         (("strategy", "balance"), "balancer", strategy.balance, (*BALANCERS, BOTH)),
         (("strategy", "cost", "llm", "model"), "model", strategy.cost.llm.model, PRESETS),
     )
@@ -173,6 +183,9 @@ def _waiting_problems(config: Config) -> Iterator[Problem]:
     if strategy.pack == CONCATENATE and strategy.mode == "relaxed":
         message = f"{CONCATENATE} takes documents as they come, and none waits for others: use mode: strict"
         yield ("strategy", "mode"), message
+    if strategy.pack == NONE and samples is None:
+        message = "where each document is a sequence, a step is of samples: use global_batch: {samples: N}"
+        yield ("strategy", "pack"), message
     if strategy.mode == "relaxed" and samples is not None:
         message = (
             f"a step of {samples} samples has all that are drawn for it, so none can wait: use mode: strict, "

@@ -20,6 +20,9 @@ from dataloader_svc.config.code_import import import_function
 from dataloader_svc.errors import ConfigError
 from dataloader_svc.registry import nearest
 
+NONE = "none"
+"""Of `strategy.pack`: no packing, each document is a sequence of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Packer(FunctionPacker):
@@ -62,13 +65,13 @@ def _imported(field: str, name: str, base_dir: Path) -> Callable[..., ArrayLike]
 
 
 def known_packer(name: str, base_dir: Path) -> str:
-    """`name`, which is in PACKERS from now on, or `concatenate`. ConfigError: there is none, or it breaks its
-    contract.
+    """`name`, which is in PACKERS from now on, `concatenate` or `none`. ConfigError: it is none, or
+    breaks its contract.
     """
     if ":" in name:
         PACKERS[name] = _Packer(_imported("pack", name, base_dir), name)
-    if name not in PACKERS and name != CONCATENATE:
-        known = sorted({*PACKERS, CONCATENATE})
+    if name not in PACKERS and name not in (CONCATENATE, NONE):
+        known = sorted({*PACKERS, CONCATENATE, NONE})
         raise ConfigError(
             f"strategy.pack: unknown packer {name!r}; known: {', '.join(known)}{nearest(name, known)}"
         )

@@ -36,7 +36,8 @@ class Form:
 
     `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes. `pairs`: a source of the
     job has preference pairs, so all batches have their fields. `frames_per_token` mel frames are one token; a
-    frame is `mel_bins` float32.
+    frame is `mel_bins` float32. `to_longest`: padded rows are as long as the longest of their microbatch,
+    not as `sequence_length`.
     """
 
     layout: Layout
@@ -47,16 +48,17 @@ class Form:
     pairs: bool = False
     mel_bins: int = 128
     frames_per_token: int = 4
+    to_longest: bool = False
 
     @property
     def multiple(self) -> int:
         """Sequences are padded to a multiple of this, so that a zig-zag cut gives equal halves."""
         return 1 if self.cp == 1 else 2 * self.cp
 
-    def padded(self, tokens: int) -> int:
-        """Length of a sequence of that many tokens, with its padding."""
+    def padded(self, tokens: int, longest: int = 0) -> int:
+        """Length of a sequence of that many tokens, with its padding; `longest`: most of its microbatch's."""
         if self.layout == "padded":
-            tokens = max(tokens, self.sequence_length)
+            tokens = max(tokens, longest if self.to_longest else self.sequence_length)
         return -(-max(tokens, 1) // self.multiple) * self.multiple
 
 
@@ -166,6 +168,7 @@ def _lay_out(plan: StepPlan, second: list[int], dp_rank: int, form: Form) -> _Se
         mine = np.flatnonzero((plan.dp_rank == dp_rank) & (plan.microbatch == number)).tolist()
         rows = [range(offsets[i], offsets[i + 1]) for i in mine] or [range(0)]
         row_bounds.append([len(piece)])
+        longest = max(sum(lengths[index] for index in pieces) for pieces in rows)
         for row, pieces in enumerate(rows):
             for index in pieces:
                 if second[index]:
@@ -175,7 +178,7 @@ def _lay_out(plan: StepPlan, second: list[int], dp_rank: int, form: Form) -> _Se
             if form.layout == "padded" and not used:
                 add(_PAD_DOCUMENT, 1, row)
                 used = 1
-            rest = form.padded(used) - used
+            rest = form.padded(used, longest) - used
             if rest:
                 add(_FILLER if form.layout == "padded" else _PAD_DOCUMENT, rest, row)
             row_bounds[-1].append(len(piece))
@@ -346,9 +349,12 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     indexed = plan.patches // form.merge**2 * (16 + 4 * form.cp)
     indexed += plan.frames // form.frames_per_token * (16 + 8 * form.cp)
     totals = [np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed)]
+    spot = plan.dp_rank * plan.num_microbatches + plan.microbatch
+    longest = np.zeros(int(spot.max(initial=0)) + 1, np.int64)
+    np.maximum.at(longest, spot, sums)
     for sequence in np.flatnonzero(np.isin(plan.dp_rank, list(dp_ranks))).tolist():
         low, high = plan.sequence_offsets[sequence : sequence + 2].tolist()
-        tokens += form.padded(int(sums[sequence]))
+        tokens += form.padded(int(sums[sequence]), int(longest[spot[sequence]]))
         pieces += high - low + 2
         payload += int(totals[0][high] - totals[0][low])
         placeholders += int(totals[1][high] - totals[1][low])

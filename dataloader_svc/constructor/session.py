@@ -94,6 +94,7 @@ class Session:
             *(config.layout, config.sequence_length, self.sizes.cp, width, images.merge, pairs),
             mel_bins=config.mel.bins,
             frames_per_token=config.mel.frames_per_token,
+            to_longest=config.pad_to == "longest",
         )
         self._cut = CUTS[config.strategy.context_parallel]
         self._plans: dict[int, _Planned] = {}

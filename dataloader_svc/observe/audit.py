@@ -115,14 +115,14 @@ def reassemble(step: StepDelivery) -> dict[Span, Content]:
 
 def _join(slices: Sequence[RankBatch], where: str) -> dict[str, NDArray[Any]]:
     """Fields of the whole microbatch, every token filled exactly once (twice only with equal content)."""
-    total = max(int(batch.arrays["cu_seqlens"][-1]) for batch in slices)
+    total = max(_total(batch) for batch in slices)
     filled = np.zeros(total, bool)
     buffer: dict[str, NDArray[Any]] = {}
     for batch in slices:
         rank = f"{where} cp={batch.cp}"
         index = batch.arrays.get("cp_index")
-        index = np.arange(total) if index is None else index
-        values = {name: batch.arrays[name] for name in TOKEN_FIELDS}
+        index = np.arange(total) if index is None else index.reshape(-1)
+        values = {name: batch.arrays[name].reshape(-1) for name in TOKEN_FIELDS}
         values |= _pixels_by_token(batch, rank)
         for name, local in values.items():
             if len(local) != len(index):
@@ -138,10 +138,16 @@ def _join(slices: Sequence[RankBatch], where: str) -> dict[str, NDArray[Any]]:
     return buffer
 
 
+def _total(batch: RankBatch) -> int:
+    """Tokens of the microbatch, of all rows with their padding, as far as this slice can tell."""
+    index = batch.arrays.get("cp_index")
+    return batch.arrays["input_ids"].size if index is None else int(index.max()) + 1
+
+
 def _pixels_by_token(batch: RankBatch, rank: str) -> dict[str, NDArray[np.uint64]]:
     """A checksum of the patches or mel frames behind each placeholder, 0 where none is: (T_local,) a kind."""
     checksums = {}
-    tokens = batch.arrays["input_ids"]
+    tokens = batch.arrays["input_ids"].reshape(-1)
     for kind, pixels_name in MEDIA.items():
         sums = np.zeros(len(tokens), np.uint64)
         index = batch.arrays.get(f"{kind}_index", ())

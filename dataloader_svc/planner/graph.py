@@ -28,7 +28,7 @@ from dataloader_balancers.strategy import (
     trace,
 )
 from dataloader_balancers.strategy.nodes import AXES
-from dataloader_svc.config.methods import known_balancer, known_packer
+from dataloader_svc.config.methods import NONE, known_balancer, known_packer
 from dataloader_svc.config.schema import Config
 from dataloader_svc.planner import place
 from dataloader_svc.planner.costs import encoder_cost, llm_cost
@@ -41,16 +41,19 @@ def strategy_graph(config: Config, step: int = 0, base_dir: Path = Path()) -> St
     fields, names = config.strategy, tuple(sorted(config.sources))
     pack, balance = known_packer(fields.pack, base_dir), known_balancer(fields.balance, base_dir)
     weights = Schedule.of(config.mixture.schedule, names).weights(step)
-    return (
+    costed = (
         Strategy()
         .mix(dict(zip(names, weights.tolist(), strict=True)), config.mixture.unit, overdraw=fields.overdraw)
         .cost(fields.cost.llm.model or llm_cost(config, base_dir), _plain(encoder_cost(config, base_dir)))
-        .pack(
+    )
+    if pack != NONE:
+        costed = costed.pack(
             PACKERS[pack] if ":" in pack else pack,
             sequences=config.num_sequences,
             capacity=config.sequence_length,
         )
-        .distribute("dp", fields.group_size)
+    return (
+        costed.distribute("dp", fields.group_size)
         .balance(BALANCERS[balance] if ":" in balance else balance, counts=fields.counts)
         .split("cp", fields.context_parallel)
         .broadcast_at("tp", "pp")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dataloader_balancers import PACKERS, CostModel, pack_all
 from dataloader_balancers.strategy.nodes import CONCATENATE
-from dataloader_svc.config.methods import known_packer
+from dataloader_svc.config.methods import NONE, known_packer
 from dataloader_svc.config.schema import BatchUnit, Config
 from dataloader_svc.planner.concatenate import Packed, concatenated, sequences_needed
 from dataloader_svc.planner.costs import llm_cost
@@ -316,7 +316,9 @@ def _pack(rules: Rules, pool: _Pool) -> Packed:
     taking_part = _taking_part(rules, pool)
     length = pieces.length[taking_part]
     preferences = _preferences(rules, length, age[taking_part])
-    if rules.num_sequences is None:
+    if rules.pack == NONE:
+        placed, count = np.arange(len(length), dtype=np.int32), len(length)
+    elif rules.num_sequences is None:
         placed = pack_all(rules.pack, length, rules.sequence_length, **preferences)
         count = int(placed.max()) + 1
     else:

@@ -88,6 +88,19 @@ def test_concatenated_documents_hold_on_every_mesh(data: Path, tmp_path: Path) -
     assert all(row["packing_efficiency"] > 0.97 for row in report["meshes"])
 
 
+def test_documents_by_themselves_in_rows_of_like_length(data: Path, tmp_path: Path) -> None:
+    """Without packing: rows are padded to the longest of their microbatch, which are of like length."""
+    changes = {"layout": "padded", "pad_to": "longest", "strategy": {"pack": "none"}}
+    batch = {"samples": 24, "per_microbatch": 3}
+    config = write_config(tmp_path / "job.yaml", job_values(data, global_batch=batch, **changes))
+    options = [word for mesh in ("dp=1", "dp=2,cp=2") for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 4, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(report["contracts"].values())
+    assert len({tuple(row["digests"]) for row in report["meshes"]}) == 1
+
+
 def test_a_rank_at_zero_gets_empty_microbatches_and_a_fast_one_the_most(data: Path, tmp_path: Path) -> None:
     """Nothing is lost where ranks are not alike, and the times of the others are even."""
     strategy = {"balance": "both", "counts": "any", "ranks": {"llm": [1, 2, 0, 1]}}

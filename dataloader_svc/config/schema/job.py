@@ -68,6 +68,11 @@ class Config(Model):
     layout: Literal["packed", "padded"] = Field(
         default="packed", description="packed: (T,) with cu_seqlens. padded: (B, L) with attention_mask."
     )
+    pad_to: Literal["sequence_length", "longest"] = Field(
+        default="sequence_length",
+        description="Of the padded layout: rows are as long as sequence_length, or as the longest of their "
+        "microbatch. On each rank rows of like cost share a microbatch, so that little of it is padding.",
+    )
     last_batch: Literal["pad", "drop"] = Field(
         default="pad",
         description="A last step that is not full, in the unit of global_batch (sequences: some would be "

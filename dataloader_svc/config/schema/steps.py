@@ -11,6 +11,7 @@ from typing import Any
 
 from dataloader_balancers.strategy import StepError, StrategyError, from_steps
 from dataloader_balancers.strategy.steps import entry
+from dataloader_svc.config.methods import NONE
 
 _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "mix": {
@@ -46,12 +47,14 @@ def fields_of(steps: Sequence[object]) -> dict[str, Any]:
         except StrategyError as error:
             raise StepError(number, str(error)) from None
         method = arguments.get("method")
+        if name == "pack" and method == NONE:
+            continue  # what no `pack` means there
         if name == "cost" or (isinstance(method, str) and ":" in method):
             plain.append({"cost": "7b"} if name == "cost" else name)  # imported, or read, when roles start
         else:
             plain.append({name: arguments})
     from_steps(plain)
-    named = {entry(step)[0] for step in plain}
+    named = {entry(step)[0] for step in steps}
     for needed, why in (("pack", "sequences are made by"), ("distribute", "work is spread by")):
         if needed not in named:
             raise StrategyError(f"{why} `{needed}`, which the list lacks")

@@ -138,7 +138,8 @@ class Strategy(Model):
     pack: str = Field(
         default="best_fit",
         description="A packer of dataloader_balancers.PACKERS; concatenate, which cuts documents wherever a "
-        "sequence is full; or MODULE:FUNCTION of the same signature as packers.",
+        "sequence is full; none, where each is a sequence of its own; or MODULE:FUNCTION of the signature of "
+        "packers.",
     )
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(

@@ -341,3 +341,43 @@ def test_a_mask_beyond_the_plan():
     placed.masked.append(10_000)
     with pytest.raises(PeerError, match="masks piece 10000"):
         steps.from_placed(placed)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    dp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
+    per_microbatch=st.sampled_from([1, 3]),
+    media=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_rows_end_with_the_longest_of_their_microbatch(seed, dp, cp, per_microbatch, media):
+    """What rows lack beside those of sequence_length is padding, and no row could be shorter."""
+    script = Script(
+        num_steps=1,
+        sequence_length=96,
+        per_microbatch=per_microbatch,
+        layout="padded",
+        media=media,
+        uneven=True,
+        seed=seed,
+    )
+    plan, samples = built(script, placed_step(script, 0, dp))
+    full = form_of(script, cp)
+    form, kept = replace(full, to_longest=True), 0
+    multiple = 1 if cp == 1 else 2 * cp
+    for dp_rank in range(dp):
+        both = zip(collate(plan, samples, dp_rank, form), collate(plan, samples, dp_rank, full), strict=True)
+        for short, long in both:
+            (one,), (other,) = (slices(each, replace(form, cp=1), round_robin) for each in (short, long))
+            check_fields(one, "padded")
+            width = one["input_ids"].shape[1]
+            used = int((one["attention_mask"] != 0).sum(axis=1).max())
+            assert width == -(-used // multiple) * multiple
+            for name in ("input_ids", "labels", "loss_weight", "attention_mask", "position_ids"):
+                np.testing.assert_array_equal(one[name], other[name][:, :width], err_msg=name)
+            assert not other["attention_mask"][:, width:].any()
+            parts = slices(short, form, round_robin)
+            kept += sum(array.nbytes for arrays in parts for array in arrays.values())
+    ranks = frozenset(range(dp))
+    assert kept <= bytes_needed(plan, ranks, form)[1] <= bytes_needed(plan, ranks, full)[1]

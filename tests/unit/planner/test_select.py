@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from dataloader_svc.errors import DataError, SourceError
 from dataloader_svc.planner.pieces import BlockPieces, cut
@@ -369,3 +370,21 @@ def test_an_ended_state_stays_ended_whatever_is_at_hand():
     rules = Rules.of(config)
     supplies = stocked(ScriptedSources.of_lengths({"a": [8] * 100}), 32)
     assert select(rules, replace(initial(rules), ended=True), supplies) == Ended(0, 0)
+
+
+def test_without_packing_each_document_is_a_sequence():
+    config = plan_config({"a": 1}, samples=5, sequence_length=20, strategy={"pack": "none"})
+    sources = ScriptedSources.of_lengths({"a": [7, 3, 51, 4, 11, 6] * 10})
+    for plan in PlanDriver(config, sources).run(5):
+        assert np.diff(plan.sequence_offsets).tolist() == [1] * len(plan.pieces)
+        assert len({*plan.pieces.position.tolist()}) == 5
+        assert not len(plan.state.waiting)
+
+
+def test_without_packing_a_step_is_of_samples():
+    with pytest.raises(ValidationError, match="a step is of samples: use global_batch"):
+        plan_config({"a": 1}, strategy={"pack": "none"})
+    with pytest.raises(ValidationError, match="the packed layout has no padding"):
+        plan_config({"a": 1}, pad_to="longest")
+    steps = [{"pack": "none"}, {"distribute": "dp"}, "balance"]
+    assert plan_config({"a": 1}, samples=3, strategy={"steps": steps}).strategy.pack == "none"
