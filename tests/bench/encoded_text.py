@@ -46,9 +46,8 @@ def main() -> None:
             codec.decompress(memoryview(made), len(data))
             decoded = time.process_time()
             speeds = (len(data) / 1e6 / max(took, 1e-9) for took in (encoded - began, decoded - encoded))
-            print(
-                f"{name:5} {field:13} {len(data) / len(made):8.1f} times smaller, MB/s: {[*map(round, speeds)]}"
-            )
+            shown = f"{len(data) / len(made):8.1f} times smaller, MB/s: {[*map(round, speeds)]}"
+            print(f"{name:5} {field:13} {shown}")
             whole, packed = whole + len(data), packed + len(made)
         print(f"{name:5} {'all':13} {whole / packed:8.1f} times smaller")
 
