@@ -151,7 +151,7 @@ class Strategy(Model):
         default="equal",
         description="Sequences of a rank in a step. equal: as many on all. any: as many as make ranks "
         "equally busy; all then have the microbatches of the one with the most, some of them empty, without "
-        "loss. A trainer must divide its loss by the tokens of all ranks, not by microbatches.",
+        "loss. A trainer must divide its summed loss by `batch.loss_weight_sum`, not by microbatches.",
     )
     ranks: Ranks | None = Field(
         default=None, description="Ranks of unlike speed or memory; needs `balance: both` or `arrival`."
