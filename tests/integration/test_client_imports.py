@@ -97,6 +97,8 @@ def test_the_public_surface():
         "Manifest",
         "Mesh",
         "MeshMismatchError",
+        "MixtureChange",
+        "MixtureError",
         "ServiceUnavailableError",
         "SessionSupersededError",
         "Span",
