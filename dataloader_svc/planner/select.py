@@ -13,24 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, Self, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_balancers import PACKERS, CostModel, pack_all
+from dataloader_balancers import PACKERS, pack_all
 from dataloader_balancers.strategy.nodes import CONCATENATE
-from dataloader_svc.config.methods import NONE, known_packer
-from dataloader_svc.config.schema import BatchUnit, Config
+from dataloader_svc.config.methods import NONE
 from dataloader_svc.planner.concatenate import Packed, concatenated, sequences_needed
-from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.draw import Draw
-from dataloader_svc.planner.mixture import Schedule
-from dataloader_svc.planner.pieces import Pieces, SkippedRow, TooLong
+from dataloader_svc.planner.pieces import Pieces, SkippedRow
+from dataloader_svc.planner.rules import Rules
 from dataloader_svc.planner.state import SourceState, State
-from dataloader_svc.planner.supply import BadLimit, Cursor, Lack, Supply
-from dataloader_svc.planner.waiting import Wait, held, mean_delay, mixture_error
+from dataloader_svc.planner.supply import Cursor, Lack, Supply
+from dataloader_svc.planner.waiting import held, mean_delay, mixture_error
+
+__all__ = ["Ended", "Needed", "Rules", "Selected", "select"]
 
 PATIENT_STEPS = 2
 """What has waited this long is placed before all that is younger, oldest first: nothing waits for ever."""
@@ -42,87 +41,6 @@ _MOST_TRIES = 3
 
 _MOST_DRAWS = 8
 """Each but the first is for what the one before left lacking, since outliers of it wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What of the configuration decides which pieces make up a step. `names` are sorted.
-
-    batch_unit   what the size of a step was given in. In samples it is `num_samples`, and `num_sequences` is
-                 None: as many as they need; else it is `num_sequences`, and `num_samples` is None
-    whole        sources whose samples are never cut: preference pairs
-    fill         share of the sequences' room that the tokens of a step take
-    wait         how outliers wait for their like; None: they don't
-    """
-
-    names: tuple[str, ...]
-    schedule: Schedule
-    unit: Literal["tokens", "samples"]
-    exhausted: Literal["repeat", "stop", "drop"]
-    sequence_length: int
-    batch_unit: BatchUnit
-    num_sequences: int | None
-    num_samples: int | None
-    overdraw: float
-    pack: str
-    llm_cost: CostModel
-    last_batch: Literal["pad", "drop"]
-    too_long: Mapping[str, TooLong]
-    bad_limit: Mapping[str, BadLimit]
-    whole: frozenset[str] = frozenset()
-    fill: float = 1.0
-    wait: Wait | None = None
-
-    @classmethod
-    def of(cls, config: Config, base_dir: Path = Path()) -> Self:
-        """`base_dir`: where relative paths start from. ConfigError: no such packer, or no such cost."""
-        names = tuple(sorted(config.sources))
-        pack = known_packer(config.strategy.pack, base_dir)
-        return cls(
-            names=names,
-            schedule=Schedule.of(config.mixture.schedule, names),
-            unit=config.mixture.unit,
-            exhausted=config.mixture.exhausted,
-            sequence_length=config.sequence_length,
-            batch_unit=config.global_batch.unit,
-            num_sequences=config.num_sequences,
-            num_samples=config.global_batch.samples,
-            overdraw=config.strategy.overdraw,
-            pack=pack,
-            llm_cost=llm_cost(config, base_dir),
-            last_batch=config.last_batch,
-            too_long={name: source.too_long for name, source in config.sources.items()},
-            bad_limit={
-                name: BadLimit(source.max_bad_fraction, source.max_bad_minimum)
-                for name, source in config.sources.items()
-            },
-            whole=frozenset(name for name, source in config.sources.items() if source.preference is not None),
-            fill=config.strategy.fill,
-            wait=Wait.of(config.strategy),
-        )
-
-    @property
-    def size(self) -> int:
-        """Of a full step: its samples, where it is given in samples, else its tokens."""
-        if self.num_samples is not None:
-            return self.num_samples
-        assert self.num_sequences is not None, "a step has its size in one unit"
-        return max(1, int(self.num_sequences * self.sequence_length * self.fill))
-
-    @property
-    def wanted(self) -> int:
-        """What is gathered for a step, in the same unit. Where documents are cut no gaps are to be filled."""
-        spare = 0.0 if self.num_samples is not None or self.pack == CONCATENATE else self.overdraw
-        return int(self.size * (1 + spare))
-
-    def cuts(self, source: str) -> bool:
-        """Whether documents of the source are cut wherever a sequence is full."""
-        return self.pack == CONCATENATE and source not in self.whole
-
-    def uncut(self, pieces: Pieces) -> NDArray[np.bool_]:
-        """(n,) which pieces stay whole where documents are cut: media, and preference pairs."""
-        pairs = [number for number, name in enumerate(self.names) if name in self.whole]
-        return pieces.has_media | np.isin(pieces.source, pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
