@@ -113,6 +113,8 @@ class Store(Protocol):
 
         The same owner gets it at once, with a new token: a restarted process does not wait for its own
         former life, and what that may still do is fenced off. So an owner names a role, not a process.
+        Another waits for `ttl_s` at most, from when it first asks, whatever the clock says: it may have been
+        set back since.
         """
         ...
 

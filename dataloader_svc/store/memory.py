@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dataloader_svc.clock import Clock, SystemClock
@@ -105,6 +106,7 @@ class MemoryStore:
             now = self._clock.wall()
             held = self._leases.get(name)
             if held is not None and held.owner != owner and held.expires_at > now:
+                self._leases[name] = replace(held, expires_at=min(held.expires_at, now + ttl_s))
                 return None
             self._last_token += 1
             lease = Lease(name, owner, self._last_token, ttl_s, now + ttl_s)

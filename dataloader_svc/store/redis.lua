@@ -175,6 +175,10 @@ end
 function writes.acquire(name, owner, ttl)
   local held = lease(name)
   if held and held.owner ~= owner and held.expires_at > now then
+    if held.expires_at > now + tonumber(ttl) then
+      held.expires_at = now + tonumber(ttl)
+      write_lease(name, held)
+    end
     return {'held'}
   end
   if held then

@@ -61,6 +61,7 @@ LEASE_GET = "SELECT owner, expires_at FROM lease WHERE name = ?"
 LEASE_BY_TOKEN = "SELECT 1 FROM lease WHERE token = ?"  # noqa: S105 - a fencing token is no secret
 LEASE_PUT = "INSERT OR REPLACE INTO lease (name, owner, token, expires_at) VALUES (?, ?, ?, ?)"
 LEASE_EXTEND = "UPDATE lease SET expires_at = ? WHERE token = ?"
+LEASE_SHORTEN = "UPDATE lease SET expires_at = ? WHERE name = ?"
 LEASE_DELETE = "DELETE FROM lease WHERE token = ?"
 TOKEN_NEXT = "UPDATE last_token SET token = token + 1 RETURNING token"  # noqa: S105
 
@@ -170,6 +171,8 @@ class SqliteStore:
             now = self._clock.wall()
             held = db.execute(LEASE_GET, (name,)).fetchone()
             if held is not None and held[0] != owner and held[1] > now:
+                if held[1] > now + ttl_s:
+                    db.execute(LEASE_SHORTEN, (now + ttl_s, name))
                 return None
             (token,) = db.execute(TOKEN_NEXT).fetchone()
             db.execute(LEASE_PUT, (name, owner, token, now + ttl_s))

@@ -325,6 +325,20 @@ class StoreContract:
             store.append(LOG, 0, b"first", fence=first.token)
         store.append(LOG, 0, b"second", fence=second.token)
 
+    def test_a_wall_clock_that_is_set_back_lets_nobody_wait_for_longer(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        first = store.acquire("leader", "a", 10)
+        clock.jump(-3600)
+        assert store.acquire("leader", "b", 10) is None
+        clock.advance(9)
+        assert store.acquire("leader", "b", 10) is None
+        clock.advance(2)
+        second = store.acquire("leader", "b", 10)
+        assert first is not None
+        assert second is not None
+        assert second.token > first.token
+
     # --- quarantine (entries under a prefix)
 
     def test_quarantine_is_kept_once_a_sample_and_listed_in_order(self, store: Store) -> None:

@@ -42,11 +42,12 @@ from dataloader_svc.observe.audit import (
     check_once,
     reassemble,
 )
-from dataloader_svc.planner.history import lineage, read_records
+from dataloader_svc.planner.history import current_generation, lineage, read_changes, read_records
 from dataloader_svc.sample import keyed_rng
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
 from dataloader_svc.store import open_store
+from faults.chaos_events import change_mixture, changes_in, full_disk, has_ended, set_clock, tell
 from reading import Reader
 from real_job import Served, job_values, serve, write_config, write_data
 from redis_server import RedisServer, free_port, redis_server
@@ -113,6 +114,8 @@ class Chaos:
         self._rng = keyed_rng(self.seed, "chaos")
         self._port = free_port()
         self._stack = ExitStack()
+        self._clock = self.config.parent / "clock"  # seconds that the processes' wall clock is off
+        set_clock(self._clock, 0.0)
         self.served: Served
 
     def run(self, more: Callable[[Report], bool], say: Callable[[str], None]) -> Report:
@@ -123,7 +126,7 @@ class Chaos:
             while more(self.report):
                 if self.redis is None and self._rng.random() < FORGETS:
                     self.report.events["service forgets"] += 1
-                    self._service_forgets()
+                    self._service_forgets(state)
                 mesh = MESHES[int(self._rng.integers(len(MESHES)))]
                 state = self._life(mesh, state, say)
         self._judge(say)
@@ -213,7 +216,10 @@ class Chaos:
 
     def _event(self, say: Callable[[str], None]) -> None:
         events = [self._kill, self._kill, self._stop, self._stop, self._two, self._all, self._service]
-        if self.redis is not None:
+        events += [self._mixture_change, self._mixture_change_and_kill]
+        if self.redis is None:
+            events += [self._disk_is_full, self._clock_jump]
+        else:
             events += [self._store_dies, self._store_is_full, self._store_and_planner]
         event = events[int(self._rng.integers(len(events)))]
         self.report.events[event.__name__.strip("_").replace("_", " ")] += 1
@@ -257,13 +263,44 @@ class Chaos:
         self._end_service()
         self._serve()
 
-    def _service_forgets(self) -> None:
-        """The same, and its store is gone with the machine, as the trainers are: their states must do."""
+    def _service_forgets(self, state: Mapping[str, Any] | None) -> None:
+        """The same, and its store is gone with the machine, as the trainers are: their states must do.
+
+        A change of the mixture that no state of theirs knows is gone, too: steps from there on are others.
+        """
         self._end_service()
         self._read_passed_over()
+        first = 0 if state is None else state["step"]
+        if any(change["known_from"] >= first for change in self._made()):
+            self.history = {step: found for step, found in self.history.items() if step < first}
+            self._passed_over = {step: rows for step, rows in self._passed_over.items() if step < first}
         for path in (self.config.parent / ".dataloader-svc").glob("*.db*"):
             path.unlink()
         self._serve()
+
+    def _mixture_change(self) -> None:
+        change_mixture(f"127.0.0.1:{self._port}", self._rng)
+
+    def _mixture_change_and_kill(self) -> None:
+        self._kill()
+        self._mixture_change()
+        self._kill()
+
+    def _disk_is_full(self) -> None:
+        """For all that write the store. A service that ends for it is started again when there is room."""
+        family = self.served.family()
+        with full_disk(self.served.roles().values()):
+            self._outage()
+        if has_ended(self.served):
+            psutil.wait_procs(family, 30.0)
+            self._service_stack.close()
+            self._serve()
+
+    def _clock_jump(self) -> None:
+        """The machine's clock is set, by up to two hours; a new service then meets the leases of the old."""
+        set_clock(self._clock, float(self._rng.uniform(-7200.0, 7200.0)))
+        if self._rng.random() < 0.5:
+            self._service()
 
     def _store_dies(self) -> None:
         assert self.redis is not None
@@ -285,7 +322,8 @@ class Chaos:
     def _serve(self) -> None:
         self._service_stack = ExitStack()
         self._stack.push(self._service_stack)
-        running = serve(self.config, "--address", f"127.0.0.1:{self._port}")
+        clock = {"DATALOADER_FAULT_CLOCK": str(self._clock)}
+        running = serve(self.config, "--address", f"127.0.0.1:{self._port}", **clock)
         self.served = self._service_stack.enter_context(running)
 
     def _end_service(self) -> None:
@@ -343,6 +381,14 @@ class Chaos:
                             if row.reason != Reason.FILTERED
                         ]
 
+    def _made(self) -> list[Any]:
+        """The changes that the store knows of."""
+        spec = job_spec(self.loaded, self.loaded.base_dir, "127.0.0.1:0")
+        with contextlib.closing(open_store(spec.store, spec.base_dir)) as store:
+            generation = current_generation(store)
+            changes = () if generation is None else read_changes(store, generation)
+        return [change.to_json() for change in changes]
+
     def _undisturbed(self, steps: int) -> Iterator[tuple[int, Contents]]:
         keep = functools.partial(_kept, coords=Coords(), merge_rows=self.loaded.config.images.merge**2)
         with tempfile.TemporaryDirectory() as scratch:
@@ -350,6 +396,11 @@ class Chaos:
             values = self.loaded.config.model_dump(mode="json", exclude_unset=True)
             values["store"] = "sqlite"
             write_config(config, values)
+            changes = changes_in(self.kept[step] for step in range(steps))
+            if changes:
+                with serve(config) as served, Reader(served.address, keep=keep):
+                    pass  # a job that has begun, and planned nothing
+                tell(config, changes)
             with serve(config) as served, Reader(served.address, keep=keep) as reader:
                 for step in range(steps):
                     reader.allow(1)
