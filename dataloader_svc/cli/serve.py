@@ -44,7 +44,8 @@ DEFAULT_ADDRESS = "127.0.0.1:7077"
 @click.option(
     "--take-over",
     is_flag=True,
-    help="From the service that serves the job now, at its address: it ends, trainers read on.",
+    help="From the service that serves the job now, at its address whatever --address says: that one ends, "
+    "trainers read on.",
 )
 @click.option("--store", help="State store, instead of the configured one.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep the processes' logs in this folder.")

@@ -123,8 +123,12 @@ class Job:
             await self._start_roles()
         else:
             holder = await current_holder(self._store)
-            self.address = free_address(spec.address) if holder is None else holder.address
+            if holder is not None and not holder.is_gone():
+                self.address = holder.address
+            else:
+                self.address = free_address(spec.address)
             self.spec = spec = replace(spec, address=self.address)
+            check_access(spec)
             offer = Offer.of(spec)
             self._serving = await take_over(self._store, spec.config.job, offer)
             await self._start_roles()
