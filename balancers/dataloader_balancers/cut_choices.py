@@ -104,38 +104,38 @@ def _turns(tokens: Ints, bounds: Ints, cp: int) -> Ints:
     return turns
 
 
-def _by_document(tokens: Ints, turn: Ints, cp: int) -> tuple[Ints, Ints]:
-    """(begin, length), int (4, d, cp): runs of each rank in each document, counted from the document's first
-    token, by position: its early chunk, up to two single tokens of the middle, its late chunk. Length 0:
-    there is none, or it is part of the run before.
+def _by_document(tokens: Ints, turn: Ints, cp: int) -> tuple[Ints, Ints, Ints]:
+    """Runs of each rank in each document, counted from its first token: begin and length int (2, d, cp) of
+    its early and its late chunk, and begin int (2, d, cp) of the up to two single tokens of the middle that
+    it is dealt; -1: there is none. What touches a chunk is part of it: length 0 where one has the other's.
     """
-    rank = np.arange(cp)
     chunk = (tokens // (2 * cp))[:, None]
     rest = tokens[:, None] - 2 * cp * chunk
+    rank = np.arange(cp)
+    begin = np.stack([rank * chunk, tokens[:, None] - (rank + 1) * chunk])
+    length = np.stack([chunk.repeat(cp, axis=1)] * 2)
     nearest = (rank - turn[:, None]) % cp
-    begin = np.empty((4, len(tokens), cp), np.int64)
-    length = np.empty_like(begin)
-    begin[0], length[0] = rank * chunk, chunk
-    for row in (1, 2):
-        at = nearest + (row - 1) * cp
-        begin[row], length[row] = cp * chunk + at, at < rest
-    begin[3], length[3] = tokens[:, None] - (rank + 1) * chunk, chunk
-    # The innermost chunks touch the middle, and each other where there is none.
-    _join(begin[:, :, cp - 1], length[:, :, cp - 1])
-    return begin, length
+    single = np.stack([nearest, nearest + cp])
+    single = np.where(single < rest, single + cp * chunk, -1)
+    _join(begin[..., -1], length[..., -1], single[..., -1])
+    return begin, length, single
 
 
-def _join(begin: Ints, length: Ints) -> None:
-    """In place: of the runs (4, d) what begins where the one before ends becomes part of it."""
-    every = np.arange(begin.shape[1])
-    last = np.zeros(begin.shape[1], np.int64)  # row of the run before that is not empty
-    for row in range(1, 4):
-        there = length[row] > 0
-        joins = there & (length[last, every] > 0)
-        joins &= begin[last, every] + length[last, every] == begin[row]
-        length[last[joins], every[joins]] += length[row, joins]
-        length[row, joins] = 0
-        last = np.where(there & ~joins, row, last)
+def _join(begin: Ints, length: Ints, single: Ints) -> None:
+    """In place, (2, d) each: the innermost chunks touch the middle, and each other where it is empty."""
+    there = length[0] > 0
+    for row in single:
+        grows = there & (row >= 0) & (row == begin[0] + length[0])
+        length[0] += grows
+        row[grows] = -1
+    for row in single[::-1]:
+        grows = there & (row >= 0) & (row == begin[1] - 1)
+        begin[1] -= grows
+        length[1] += grows
+        row[grows] = -1
+    touch = there & (begin[0] + length[0] == begin[1])
+    length[0] += np.where(touch, length[1], 0)
+    length[1, touch] = 0
 
 
 def _by_sequence(begins: Ints, starts: Ints, cp: int) -> tuple[Ints, Ints, Ints]:
@@ -144,15 +144,17 @@ def _by_sequence(begins: Ints, starts: Ints, cp: int) -> tuple[Ints, Ints, Ints]
     """
     size = np.diff(starts) // (2 * cp)
     inner = np.delete(np.arange(2 * cp), cp)
-    chunks = starts[:-1, None] + inner * size[:, None]
-    at = np.append(chunks.ravel(), begins[:-1])  # two sorted runs, which this sort merges
-    at.sort(kind="stable")
-    at = at[np.append(at[1:] > at[:-1], True) & (at < starts[-1])]
-    length = np.diff(np.append(at, starts[-1]))
-    sequence = np.searchsorted(starts, at, side="right") - 1
-    chunk = np.minimum((at - starts[sequence]) // np.maximum(size[sequence], 1), 2 * cp - 1)
-    rank = np.minimum(chunk, 2 * cp - 1 - chunk)
-    return sequence * cp + rank, at - begins[np.searchsorted(begins, at, side="right") - 1], length
+    chunks = (starts[:-1, None] + inner * size[:, None]).ravel()
+    both = np.append(chunks, begins[:-1])  # two sorted runs, which this sort merges
+    order = np.argsort(both, kind="stable")
+    at = both[order]
+    chunk = np.cumsum(order < len(chunks)) - 1  # the last that begins here or before
+    document = np.arange(len(both)) - 1 - chunk
+    last = np.append(at[1:] > at[:-1], True) & (at < starts[-1])
+    at, chunk, document = at[last], chunk[last], document[last]
+    sequence, number = np.divmod(chunk, len(inner))
+    rank = np.minimum(inner, 2 * cp - 1 - inner)[number]
+    return sequence * cp + rank, at - begins[document], np.diff(np.append(at, starts[-1]))
 
 
 class _Runs:
@@ -170,19 +172,19 @@ class _Runs:
         step = max(1, _BLOCK // self._cp)
         for start in range(0, len(tokens), step):
             part = slice(start, start + step)
-            runs = _by_document(tokens[part], turns[part], self._cp)
-            for row, values in zip(upto, self._each(*runs), strict=True):
-                row[1:][part] = values.sum(axis=0)
+            begin, length, single = _by_document(tokens[part], turns[part], self._cp)
+            runs = zip(upto, self._each(begin, length), self._singles(single), strict=True)
+            for row, (early, late), (one, two) in runs:
+                row[1:][part] = early + late + one + two
         upto.cumsum(axis=1, out=upto)
         return [row[self._bounds[1:]] - row[self._bounds[:-1]] for row in upto]
 
     def load_of_pieces(self, key: Ints, begin: Ints, length: Ints) -> list[Ints]:
         """Of runs (k,), by `key`."""
-        sequences = len(self._bounds) - 1
-        order = np.argsort(key, kind="stable")
-        ends = np.append(0, np.cumsum(np.bincount(key, minlength=sequences * self._cp)))
-        upto = (np.append(0, np.cumsum(values[order])) for values in self._each(begin, length))
-        return [np.diff(values[ends]).reshape(sequences, self._cp) for values in upto]
+        sums = np.zeros((3 + len(self._windows), (len(self._bounds) - 1) * self._cp), np.int64)
+        for row, values in zip(sums, self._each(begin, length), strict=True):
+            np.add.at(row, key, values)
+        return [row.reshape(-1, self._cp) for row in sums]
 
     def _each(self, begin: Ints, length: Ints) -> list[Ints]:
         tile = self._tile
@@ -197,3 +199,11 @@ class _Runs:
             before = (count - first) * (count + first - 1) // 2 + (count - first) * skipped
             result.append((keys - before) * (tile * tile))
         return result
+
+    def _singles(self, begin: Ints) -> list[Ints]:
+        """The same of runs of one token, none where `begin` is -1."""
+        there = (begin >= 0).astype(np.int64)
+        keys = (begin // self._tile + 1) * there
+        area = self._tile * self._tile
+        before = [np.maximum((begin + 1 - window) // self._tile, 0) for window in self._windows]
+        return [there, there, keys * area, *((keys - skipped) * area for skipped in before)]

@@ -19,7 +19,10 @@ from dataloader_balancers.assign.ranks import Floats, Ints, Task
 
 _SPARE = 2  # places with nothing
 _PLACES = 6  # of a rank that are looked at in a round, others in the next
-_LOOKS, _LOOKS_PER_ITEM = 200_000, 12  # pairs of items in all; some 20 ns each
+_LOOKS, _LOOKS_PER_ITEM = (
+    200_000,
+    12,
+)  # pairs of items in two phases, or of a phase and a cap; some 20 ns each
 _GIVERS = 4  # at most a quarter of the ranks give at once ...
 _PAIRS = 256  # ... and at least so many pairs of ranks are looked at in a round, if there are as many
 _ABOVE = 0.7  # of what the dearest is above its floor: who gives
@@ -106,7 +109,7 @@ class _Search:
             self._best(one[part], two[part], self.item[mine[part]], self.item[theirs[part]], load, pace)
             for part in (slice(start, start + _BLOCK) for start in range(0, len(one), _BLOCK))
         ]
-        self.looked_at += mine.shape[1] * theirs.size
+        self.looked_at += mine.shape[1] * theirs.size * (len(self.costs) + len(self.weights)) // 2
         after = np.concatenate([value for value, _ in found]).reshape(partners.shape)
         pair = after.argmin(axis=1) + np.arange(len(givers)) * partners.shape[1]
         now = load.take(givers, axis=1).max(axis=0)
