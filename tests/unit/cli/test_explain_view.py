@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from dataloader_balancers import CUTS, EncoderCost, LlmCost
+from dataloader_balancers import CUTS, EncoderCost, LlmCost, remedies
 from dataloader_balancers.strategy import Strategy as Graph
 from dataloader_client.mesh import Mesh
 from dataloader_svc.cli.contents import PieceKey
@@ -218,3 +219,33 @@ def test_words_of_a_cp_rank_say_which_tokens() -> None:
     assert "of them here" in out
     assert "25-74" in out  # the middle half of a document of 100 tokens
     assert "--rank says which tokens" in printed(explain(Mesh(dp=1, cp=2), None))
+
+
+def test_what_waits_what_waiting_cost_and_what_would_help_are_told():
+    """A log of before knows no such figures, and none is made up."""
+    explained = explain(Mesh(dp=2), None)
+    plan = plan_of(LENGTHS)
+    state = replace(plan.state, waiting=plan.pieces.take(np.array([0])), age=np.array([3]))
+    old = replace(plan, state_json=state.to_json())
+    new = replace(old, metrics={"delay_steps": 0.25, "mixture_error": 0.0125})
+    found = remedies([9.0, 1.0, 1.0], 2, strict=True)
+    texts = [_printed(replace(explained, plan=plan, remedies=found)) for plan in (old, new)]
+    assert "waiting: 1 documents, 100 tokens, the oldest for 3 steps\n" in texts[0]
+    assert "had waited" not in texts[0]
+    assert (
+        "a token of this step had waited 0.25 steps; all that was placed is 1.25% from the mixture"
+        in texts[1]
+    )
+    assert "what helps most: cut the dearest items over several ranks (context parallel); spares" in texts[1]
+    (first, *_) = explanation_json(replace(explained, remedies=found))["remedies"]
+    assert first["name"] == "cut"
+    assert first["keeps_samples"]
+    assert 0 < first["gain"] < 1
+    assert "waiting:" not in _printed(explained)
+
+
+def _printed(explained: Explanation) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    for part in explanation_lines(explained):
+        console.print(part)
+    return console.file.getvalue()
