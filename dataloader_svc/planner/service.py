@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from dataloader_svc.errors import (
 from dataloader_svc.planner import core
 from dataloader_svc.planner.attendance import AGREE_S, Agreement, Claim, Coords
 from dataloader_svc.planner.background import Background
-from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors, factors_at
+from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors
 from dataloader_svc.planner.change import Change, still_to_come
 from dataloader_svc.planner.control import Control
 from dataloader_svc.planner.history import same_place
@@ -42,15 +41,12 @@ from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
 from dataloader_svc.planner.messages import (
     asked_mesh,
-    blocks_by_piece,
     coords_of,
     join_response,
     mesh_message,
-    placed_plan,
 )
-from dataloader_svc.planner.place import MeshSize, Strategy, place
+from dataloader_svc.planner.place import MeshSize, Strategy
 from dataloader_svc.planner.plan import Plan
-from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import (
     Branch,
@@ -62,6 +58,7 @@ from dataloader_svc.planner.session import (
 )
 from dataloader_svc.planner.skip import Skip, ahead, asked_skips, with_skips
 from dataloader_svc.planner.state import State
+from dataloader_svc.planner.streams import PlanStreams
 from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
 from dataloader_svc.sample import BlockId, Listing
@@ -74,8 +71,6 @@ LEADER = "planner"
 
 _LEASE_TTL_S = 10.0
 _RENEW_S = 3.0
-_KEPT_PLANS = 64
-"""Plans kept in memory for readers; older ones are read from the log."""
 
 
 class PlannerService:
@@ -98,7 +93,6 @@ class PlannerService:
     ) -> None:
         self._config, self._store, self._clock, self._owner = config, store, clock, owner
         self._rules = Rules.of(config, base_dir)
-        self._strategy = Strategy.of(config, base_dir)
         self._base_dir = base_dir
         self._digests: dict[str, str] = {}
         self._config_hash = ""
@@ -110,16 +104,24 @@ class PlannerService:
         self._session: Session | None = None
         self._agreement = Agreement(AGREE_S)
         self._growing: set[str] = set()  # sources of which it was said
-        self._plans: OrderedDict[int, Plan] = OrderedDict()
-        self._plan_seconds: dict[int, tuple[float, float]] = {}
-        self._waiting_since: float | None = None  # for probes, with a step wanted
-        self._wanted: dict[object, int] = {}  # by stream: last step it wants
-        self._changed = asyncio.Condition()
         self._adopting = False
         self._joining = asyncio.Lock()
         self._writing = asyncio.Lock()
-        self._background = Background(lambda: self._background.start(self._wake()))
+        self._background = Background(lambda: self._background.start(self._streams.wake()))
         self.failed = self._background.failed
+        self._streams = PlanStreams(
+            config,
+            clock,
+            self._core,
+            self._journal,
+            self._loaders,
+            Strategy.of(config, base_dir),
+            self._calibration,
+            self._background,
+            apply=self._apply,
+            session=lambda: self._session,
+            check=self._check,
+        )
         self.control = Control(
             self._core,
             self._journal,
@@ -213,21 +215,18 @@ class PlannerService:
                 case core.Release(block):
                     self._background.start(self._loaders.release(block))
                 case core.Append(plan):
-                    now = self._clock.monotonic()
-                    waited = began - self._waiting_since if self._waiting_since is not None else 0.0
-                    self._plan_seconds[plan.step] = (now - began, max(waited, 0.0))
-                    self._waiting_since = now
+                    self._streams.made(plan.step, began)
                     faultpoint.point("planner.plan_made")
                     self._background.start(self._append(plan))
                 case core.Publish(plan):
-                    self._keep(plan)
-                    self._background.start(self._wake())
+                    self._streams.keep(plan)
+                    self._background.start(self._streams.wake())
                 case core.EndOfData():
                     self._say_end(action)
-                    self._background.start(self._wake())
+                    self._background.start(self._streams.wake())
                 case core.Stop(error):
                     log.error("planner: %s", error)
-                    self._background.start(self._wake())
+                    self._background.start(self._streams.wake())
 
     def _say_end(self, end: core.EndOfData) -> None:
         left = f"{end.left_samples} samples, {end.left_tokens} tokens"
@@ -282,16 +281,6 @@ class PlannerService:
             self._apply(core.Appended(plan.step))
         faultpoint.point("planner.plan_published")
 
-    def _keep(self, plan: Plan) -> None:
-        self._plans[plan.step] = plan
-        while len(self._plans) > _KEPT_PLANS:
-            step, _ = self._plans.popitem(last=False)
-            self._plan_seconds.pop(step, None)
-
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
     # ---- Join
 
     async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:
@@ -343,7 +332,7 @@ class PlannerService:
                 except (StateError, MeshError) as dispute:
                     log.warning("planner: %s", dispute)
                     self._session = None
-                    await self._wake()
+                    await self._streams.wake()
                     raise
 
     async def _enter(
@@ -381,8 +370,7 @@ class PlannerService:
     async def _begin_generation(self, base: State, reason: str, changes: tuple[Change, ...]) -> None:
         async with self._writing:  # no record of the generation before is on its way any more
             await self._journal.begin_generation(base, self._config_hash, reason, changes)
-            self._plans.clear()
-            self._plan_seconds.clear()
+            self._streams.clear()
             self._session = None
             await self._journal.load_requests()
             self._base(core.Based(base))
@@ -409,7 +397,7 @@ class PlannerService:
             self._session = await self._journal.begin_session(*key, reopens=self._core.asked + 1)
             self._apply(core.Opened(start.step, self._session.reopens))
             log.info("planner: session %d: mesh %s from step %d", self._session.number, mesh, start.step)
-            await self._wake()
+            await self._streams.wake()
         return self._session
 
     def _end_may_move(self, start: State) -> bool:
@@ -422,91 +410,11 @@ class PlannerService:
 
     # ---- Plans
 
-    async def plans(
+    def plans(
         self, demands: AsyncIterator[planner_service_pb2.PlanDemand]
     ) -> AsyncIterator[plan_pb2.PlacedPlan]:
         """Each plan of the session from `from_step` to the latest `up_to`, once and in order."""
-        first = await anext(demands, None)
-        if first is None:
-            return
-        await self._journal.load_masked()
-        stream, step = object(), int(first.from_step)
-        listener = asyncio.create_task(self._listen(stream, first, demands))
-        try:
-            while True:
-                placed = await self._wait_for(stream, first.session, step, listener)
-                if placed is None:
-                    return
-                yield placed
-                if placed.end_of_data or placed.record.last:
-                    return
-                step += 1
-        finally:
-            listener.cancel()
-            self._wanted.pop(stream, None)
-
-    async def _listen(
-        self,
-        stream: object,
-        first: planner_service_pb2.PlanDemand,
-        demands: AsyncIterator[planner_service_pb2.PlanDemand],
-    ) -> None:
-        """Take in what the reader of a stream wants, until it says no more."""
-        demand: planner_service_pb2.PlanDemand | None = first
-        try:
-            while demand is not None:
-                if self._session is not None and demand.session == self._session.number:
-                    self._demand(stream, int(demand.up_to))
-                await self._wake()
-                demand = await anext(demands, None)
-        finally:
-            self._background.start(self._wake())
-
-    def _demand(self, stream: object, up_to: int) -> None:
-        state, before = self._core.state, max(self._wanted.values(), default=-1)
-        if state is not None and state.step > before:
-            self._waiting_since = self._clock.monotonic()  # there was nothing to do
-        self._wanted[stream] = up_to
-        # A constructor asks for `ahead` steps beyond the one that its ranks read.
-        done_below = min(self._wanted.values()) - self._config.planner.ahead
-        self._apply(core.Demanded(max(self._wanted.values()), done_below))
-
-    async def _wait_for(
-        self, stream: object, session: int, step: int, listener: asyncio.Task[None]
-    ) -> plan_pb2.PlacedPlan | None:
-        """The placed plan of a step when it is wanted and there; None when the reader has gone."""
-        while True:
-            self._check(session)
-            if self._core.end is not None and step >= self._core.end:
-                return plan_pb2.PlacedPlan(session=session, step=step, end_of_data=True)
-            if step <= self._wanted.get(stream, -1):
-                written = self._core.state is not None and step < self._core.state.step
-                plan = self._plans.get(step) or await self._journal.plan_at(step)
-                if plan is not None:
-                    return await self._place(plan, session)
-                self._check(session)
-                if written:
-                    raise StateError(
-                        f"step {step} was committed by all ranks, and its plan is not kept any more "
-                        f"(planner.keep is {self._config.planner.keep}): it can't be read again"
-                    )
-                if self._core.stopped is not None:
-                    raise self._core.stopped
-            elif listener.done():
-                return None
-            async with self._changed:
-                if not self._ready(stream, session, step, listener):
-                    await self._changed.wait()
-
-    def _ready(self, stream: object, session: int, step: int, listener: asyncio.Task[None]) -> bool:
-        """Whether anything has come meanwhile that `_wait_for` waits for."""
-        wanted = step <= self._wanted.get(stream, -1)
-        there = wanted and self._core.state is not None and step < self._core.state.step
-        current = self._session is not None and self._session.number == session
-        ended = self._core.end is not None and step >= self._core.end
-        stopped = wanted and self._core.stopped is not None
-        left = not wanted and listener.done()
-        return there or ended or not current or stopped or left or self.failed.done()
+        return self._streams.plans(demands)
 
     def _check(self, session: int) -> None:
         if self.failed.done():
@@ -515,25 +423,6 @@ class PlannerService:
         if session != now:
             self._agreement.check(session)
             raise SessionSuperseded.of(session, now)
-
-    async def _place(self, plan: Plan, number: int) -> plan_pb2.PlacedPlan:
-        addresses = await self._loaders.addresses()
-        self._check(number)
-        session = self._session
-        assert session is not None, "_check found it"
-        factors = factors_at(self._journal.factors, plan.step)
-        placement = place(plan, session.mesh, self._strategy, () if factors is None else factors.parts)
-        if self._calibration is not None:
-            self._calibration.placed(number, plan.step, session.mesh, placement.work)
-        return placed_plan(
-            plan,
-            session,
-            placement,
-            loaders=addresses,
-            piece_loader=self._loaders.holders(blocks_by_piece(plan), addresses),
-            masked=masked_pieces(self._journal.masked, plan),
-            seconds=self._plan_seconds.get(plan.step, (0.0, 0.0)),
-        )
 
     # ---- Report
 
