@@ -16,7 +16,7 @@ from dataloader_client._pb import loader_service_pb2
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 
-PIECE_S = 0.02
+PIECE_S = 0.01
 """Works of a kind are put together until they took this long: a text block may take a millisecond."""
 
 KEPT = 256

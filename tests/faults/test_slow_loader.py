@@ -49,7 +49,7 @@ def test_a_slow_loader_is_named_drained_and_replaced_by_its_shadow(
     values = job_values(data, loader={"count": 2, "shadows": 1})
     config = write_config(tmp_path / "job.yaml", values)
     # Late enough that both have told what work takes them.
-    fault = {"DATALOADER_FAULT": "loader.working:slow:200", "DATALOADER_FAULT_DIR": str(marks)}
+    fault = {"DATALOADER_FAULT": "loader.working:slow:100", "DATALOADER_FAULT_DIR": str(marks)}
     with serve(config, **fault) as served, Reader(served.address) as reader:
         read_until_replaced(served, reader, "was slow and is replaced")
         (mark,) = marks.iterdir()

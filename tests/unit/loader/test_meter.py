@@ -44,8 +44,8 @@ def test_small_works_of_a_kind_are_put_together() -> None:
         with meter.work("read web", 7):
             clock.now += 0.006
     works, done, _ = told(meter)
-    assert done == len(works) == 5
-    assert [units for _, units, _, _ in works] == [28] * 5
+    assert done == len(works) == 10
+    assert [units for _, units, _, _ in works] == [14] * 10
 
 
 def test_a_work_that_fails_is_not_kept() -> None:
