@@ -48,8 +48,11 @@ class Measured:
 
 
 def choose(num_bytes: int, link_bytes_per_s: float, measured: Mapping[str, Measured]) -> str:
-    """The codec by which an array is there soonest; "" for plain bytes: also while the link isn't known."""
-    if num_bytes < LEAST_BYTES or link_bytes_per_s <= 0:
+    """The codec by which an array is there soonest; "" for plain bytes: also while the link isn't known.
+
+    Below a byte a second nothing was measured, and seconds overflow.
+    """
+    if num_bytes < LEAST_BYTES or link_bytes_per_s < 1:
         return ""
     took = {name: each.total_s(num_bytes, link_bytes_per_s) for name, each in measured.items()}
     best = min(took, key=lambda name: took[name], default="")
