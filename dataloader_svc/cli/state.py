@@ -71,7 +71,8 @@ def show(state: str, *, as_json: bool) -> None:
         if found.whole is None or not found.whole["microbatch"]
         else f", microbatch {found.whole['microbatch']}"
     )
-    out.print(f"step {now.step}{inside}, seed {now.seed}, hash {now.hash()}")
+    job = f"job {now.job}, " if now.job else ""
+    out.print(f"{job}step {now.step}{inside}, seed {now.seed}, hash {now.hash()}")
     total = max(sum(source.tokens for source in now.sources.values()), 1)
     rows = [
         (
@@ -93,6 +94,12 @@ def show(state: str, *, as_json: bool) -> None:
     out.print(f"\nwaiting: {len(now.waiting)} pieces, {tokens} tokens, for {oldest} steps at most")
     if now.ended:
         out.print("the sources are at their end")
+    for change in now.mixture:
+        weights = " ".join(f"{name}={weight:.4g}" for name, weight in change.weights.items())
+        over = f", reached over {change.over} steps" if change.over else ""
+        out.print(f"mixture from step {change.at_step} on: {weights}{over}")
+    for skip in now.skips:
+        out.print(str(skip))
 
 
 @command.command(

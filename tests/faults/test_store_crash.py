@@ -111,3 +111,19 @@ def test_the_next_life_of_a_killed_leader_leads_at_once(tmp_path):
     with closing(SqliteStore(path)) as store:
         assert store.acquire("leader", "somebody else", 10) is None
         assert store.acquire("leader", "planner", 10) is not None
+
+
+def test_killed_while_old_records_are_removed_all_of_them_are_there(tmp_path):
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        for seq in range(6):
+            store.append(LOG, seq, record(seq), fence=None)
+    remover = "import sys; from pathlib import Path; from dataloader_svc.store import SqliteStore; "
+    remover += "SqliteStore(Path(sys.argv[1])).truncate('plan/0', 4, fence=None)"
+    fault = {"DATALOADER_FAULT": "store.truncate_written:kill:1"}
+    command = [sys.executable, "-c", remover, str(path)]
+    assert subprocess.run(command, env=os.environ | fault, check=False).returncode == -signal.SIGKILL
+    assert_log(path, 6)
+    assert subprocess.run(command, check=True).returncode == 0
+    with closing(SqliteStore(path)) as store:
+        assert store.read(LOG, 0, 10) == [(4, record(4)), (5, record(5))]

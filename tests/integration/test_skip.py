@@ -41,6 +41,10 @@ def test_rewind_skip_and_fork(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="can't skip steps 9 to 9"):
             loader.skip(9, 9)
     assert_equal(found, whole)
+    (tmp_path / "state.json").write_text(json.dumps(middle))
+    shown = run_cli("state", "show", tmp_path / "state.json").stdout
+    assert "job tiny, step 5" in shown
+    assert "steps 6 to 8 are skipped: loss spike" in shown
     explained = run_cli("explain", config, "--step", "7")
     assert "steps 6 to 8 are skipped: loss spike" in explained.stdout
     assert "generation 2 begins at step 4, after generation 1: steps 6 to 8 are" in explained.stdout
