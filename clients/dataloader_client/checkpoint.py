@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dataloader_client.errors import StateMismatchError
@@ -31,8 +31,11 @@ class Checkpoint:
     cp: int
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able, the same on every rank; at a step boundary it does not mention the mesh."""
-        values = asdict(self)
+        """JSON-able, the same on every rank; at a step boundary it does not mention the mesh.
+
+        `service` is the object that the step brought, not a copy: copying hundreds of sources took 12 ms.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.microbatch:
             for name in ("num_microbatches", "dp", "cp"):
                 del values[name]

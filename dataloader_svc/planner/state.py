@@ -124,7 +124,7 @@ class State:
             "credits": {name: source.credit for name, source in self.sources.items()},
             "waiting": _waiting_json(self.names, self.waiting, self.age),
             "largest": self.largest,
-            "config": dict(sorted(self.config.items())),
+            "config": _config_json(self.config),
         }
         if self.ended:
             values["ended"] = True
@@ -179,7 +179,7 @@ class State:
             seed=int(values["seed"]),
             step=int(values["step"]),
             sources=sources,
-            config={str(name): str(digest) for name, digest in values["config"].items()},
+            config=_config_entries(values["config"]),
             waiting=waiting,
             age=age,
             largest=int(values["largest"]),
@@ -286,6 +286,25 @@ def _called(config: Mapping[str, str], name: str) -> str:
 def _renamed_entry(entry: str, names: Mapping[str, str]) -> str:
     kind, _, name = entry.partition("/")
     return f"{kind}/{names.get(name, name)}" if name else entry
+
+
+def _config_json(config: Mapping[str, str]) -> dict[str, str | list[str]]:
+    """Entry -> hashes, or hashes -> its entries where several have the same: most of 300 sources are alike."""
+    entries: dict[str, list[str]] = {}
+    for entry, hashes in sorted(config.items()):
+        entries.setdefault(hashes, []).append(entry)
+    rows = [(same[0], hashes) if len(same) == 1 else (hashes, same) for hashes, same in entries.items()]
+    return dict(sorted(rows))
+
+
+def _config_entries(values: Mapping[str, str | list[str]]) -> dict[str, str]:
+    """The inverse."""
+    rows = (
+        (entry, key if isinstance(value, list) else value)
+        for key, value in values.items()
+        for entry in (value if isinstance(value, list) else [key])
+    )
+    return {str(entry): str(hashes) for entry, hashes in sorted(rows)}
 
 
 def _source_json(source: SourceState) -> dict[str, Any]:

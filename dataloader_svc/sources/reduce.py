@@ -36,6 +36,6 @@ def reduced(index: SourceIndex, transforms: Sequence[Transform], key: str | None
     columns["kept"] = kept[stays]
     share = columns["kept"] / columns["num_rows"]
     columns["num_bytes"] = np.maximum(1, np.ceil(columns["num_bytes"] * share)).astype(np.int64)
-    digest = hashlib.blake2b(index.digest.encode(), digest_size=16)
+    digest = hashlib.blake2b(index.digest.encode(), digest_size=8)
     digest.update(kept.astype("<i8").tobytes())
     return replace(index, extents=ExtentColumns(**columns), digest=digest.hexdigest())

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dataloader_client.checkpoint import Checkpoint
 from dataloader_svc.config.digest import compare
 from dataloader_svc.errors import StateError
 from dataloader_svc.planner.pieces import Pieces
@@ -236,3 +237,34 @@ def test_names_that_mean_two_sources_are_refused(names, message):
     before = state(config=NAMES).renamed({"source/z": "aaaa", "was/z": "a", "source/b": "bbbb"})
     with pytest.raises(StateError, match=message):
         before.renamed(names)
+
+
+def test_a_checkpoint_of_306_sources_is_small_and_the_same_on_every_rank():
+    """As trainers write it, with numbers of a late step and what waits; ranks differ in nothing."""
+    names = [f"source-{number:03d}" for number in range(306)]
+    sources = {
+        name: SourceState(
+            3, 10_000_000 + n, 20_000_000 + n, 10**10 + n, credit=-n / 7, index=f"{n:016x}", shards=128
+        )
+        for n, name in enumerate(names)
+    }
+    hashes = {f"source/{name}": "-".join(["1a2b"] * 13) for name in names}
+    waits = pieces(*((n, 3, 10_000_000, 0, 30, 0, 70_000) for n in range(100)))
+    late = State(17, 90_000, sources, {"job": "ab12", **hashes}, waiting=waits, age=np.ones(100, np.int64))
+    assert State.from_json(late.to_json()).config == late.config
+    ranks = [json.loads(late.to_json()) for _ in range(2)]  # what comes in each rank's frame
+    states = [Checkpoint(service, 90_000, 0, 8, dp, 1).to_dict() for dp, service in enumerate(ranks)]
+    texts = [json.dumps(state) for state in states]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) < 64 * 1024
+    assert states[0]["service"] is ranks[0]  # nothing is copied
+
+
+def test_hashes_that_sources_share_stand_there_once():
+    config = {"job": "1", "source/a": "x-y", "source/b": "x-z", "source/c": "x-y", "was/c": "k"}
+    before = state(config=config)
+    values = json.loads(before.to_json())["config"]
+    assert values == {"job": "1", "source/b": "x-z", "was/c": "k", "x-y": ["source/a", "source/c"]}
+    assert dict(State.from_json(before.to_json()).config) == config
+    old = json.loads(before.to_json()) | {"config": config}  # as states of before have it
+    assert State.from_json(json.dumps(old)).hash() == before.hash()
