@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from dataloader_balancers import floor, imbalance, loads
+from dataloader_balancers import floor, imbalance, loads, outliers
 from dataloader_balancers.assign import BALANCERS, Ranks, place, two_placements
 
 DRAWS, RANKS = 30, 64
@@ -157,6 +157,39 @@ def lengths(path: Path) -> None:
                 row(f"  {name}", f"{means[0]:.3f} / {means[1]:.3f}", known.get(name, ""), bound_text)
 
 
+def waiting(path: Path, per_rank: int = 8, max_age: int = 128, steps: int = 140, measured: int = 60) -> None:
+    """Dear samples wait for their like, at most `max_age` steps; of a stream, its last steps are measured."""
+    read = pq.read_table(path)
+    table = {name: read[name].to_numpy() for name in ("tokens", "image_tiles")}
+    table["dataset"] = np.array(read["dataset"].to_pylist())
+    count = RANKS * per_rank
+    llm, tiles = draw(table, 0, count * (steps + 40))
+    tokens = np.rint((np.sqrt(24576.0**2 + 4 * llm) - 24576) / 2).astype(np.int64)
+    mean_length = int(tokens.mean() * per_rank)
+    queue, waited, at = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    reached: list[list[float]] = []
+    ages: list[np.ndarray] = []
+    for step in range(steps):
+        new = lacking = count
+        while lacking > 0:
+            keys = np.append(queue, np.arange(at, at + new))
+            age = np.append(waited, np.zeros(new, np.int64))
+            held = outliers(tokens[keys], age, llm[keys], RANKS, mean_length, tolerance=0.1, max_age=max_age)
+            lacking = count - int(np.count_nonzero(~held))
+            new += max(lacking, 0)
+        at += new
+        queue, waited, going = keys[held], age[held] + 1, keys[~held]
+        if step >= steps - measured:
+            phases = np.stack([llm[going], tiles[going] * llm[going].sum() / tiles[going].sum() / 4])
+            rank = place(phases, RANKS)
+            reached.append([imbalance(loads(costs, rank, RANKS)) for costs in phases])
+            ages.append(age[~held])
+    ends, delay = np.mean(reached, axis=0), np.concatenate(ages)
+    print(f"\nlengths: {RANKS} ranks x {per_rank}, dear samples wait at most {max_age} steps")
+    row("  one placement", f"{ends[0]:.3f} / {ends[1]:.3f}", "4.33", "1 / 1")
+    print(f"  mean age of a sample {delay.mean():.2f} steps, oldest {delay.max()}, {len(queue):,} still wait")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -171,6 +204,7 @@ def main() -> None:
         trace(given.trace)
     if given.lengths:
         lengths(given.lengths)
+        waiting(given.lengths)
 
 
 if __name__ == "__main__":
