@@ -213,9 +213,11 @@ class Batch:
     @property
     def inputs(self) -> dict[str, Any]:
         """All arrays as torch tensors over the same memory, made when first asked for, and `max_seqlen`."""
-        for name in self.numpy:
-            self._tensor(name)
-        return {**self._tensors, "max_seqlen": self.max_seqlen}
+        return {**self.tensors(), "max_seqlen": self.max_seqlen}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """`inputs` without what is no tensor."""
+        return {name: self._tensor(name) for name in self.numpy}
 
     def _tensor(self, name: str) -> torch.Tensor:
         if name not in self._tensors:
@@ -228,6 +230,11 @@ class Batch:
         """The same batch with its tensors on `device`; `numpy` stays where it is."""
         tensors = {name: self._tensor(name).to(device, non_blocking=non_blocking) for name in self.numpy}
         return Batch(**{**self._values(), "_tensors": tensors})
+
+    def pin_memory(self) -> Batch:
+        """The same batch with its tensors copied to pinned memory, from which copies to a GPU run alone."""
+        pinned = {name: tensor.pin_memory() for name, tensor in self.tensors().items()}
+        return Batch(**{**self._values(), "_tensors": pinned})
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

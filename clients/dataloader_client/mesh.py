@@ -154,6 +154,35 @@ def from_device_mesh(mesh: DeviceMesh) -> tuple[Mesh, Coords]:
     return Mesh(**sizes), Coords(**places)
 
 
+class ParallelState(Protocol):
+    """What is needed of `megatron.core.parallel_state`, or of a module with its getters."""
+
+    def get_data_parallel_rank(self) -> int: ...
+    def get_data_parallel_world_size(self) -> int: ...
+    def get_context_parallel_rank(self) -> int: ...
+    def get_context_parallel_world_size(self) -> int: ...
+    def get_tensor_model_parallel_rank(self) -> int: ...
+    def get_tensor_model_parallel_world_size(self) -> int: ...
+    def get_pipeline_model_parallel_rank(self) -> int: ...
+    def get_pipeline_model_parallel_world_size(self) -> int: ...
+
+
+def from_parallel_state(state: ParallelState) -> tuple[Mesh, Coords]:
+    """Sizes and place by Megatron's getters, whatever its order of ranks.
+
+        mesh, coords = from_parallel_state(megatron.core.parallel_state)
+        loader = DataServiceLoader(address, mesh=mesh, coords=coords)
+
+    Its data-parallel getters leave context parallelism out by default, as here. Experts are no axis: expert
+    parallel ranks are data-parallel ranks of the data.
+    """
+    names = {"dp": "data", "cp": "context", "tp": "tensor_model", "pp": "pipeline_model"}
+    sizes = {axis: getattr(state, f"get_{name}_parallel_world_size")() for axis, name in names.items()}
+    places = {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
+    mesh = Mesh(**sizes)
+    return mesh, Coords(**places).check(mesh)
+
+
 def _from_surroundings(rank: int | None, coords: Coords | None) -> tuple[Mesh | None, Coords | None]:
     if rank is not None or coords is not None:
         raise MeshMismatchError(

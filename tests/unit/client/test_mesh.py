@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dataloader_client.errors import MeshMismatchError
-from dataloader_client.mesh import AXES, Coords, Mesh, resolve
+from dataloader_client.mesh import AXES, Coords, Mesh, from_parallel_state, resolve
 
 
 def test_tp_is_innermost_and_pp_outermost():
@@ -111,6 +111,21 @@ def test_a_device_mesh_is_read_by_its_names():
         resolve(FakeDeviceMesh(("ep",), (2,), (0,)))
     with pytest.raises(MeshMismatchError, match="no mesh_dim_names"):
         resolve(FakeDeviceMesh(None, (2,), (0,)))
+
+
+def test_megatrons_getters_say_it():
+    def state(**places):
+        names = {"dp": "data", "cp": "context", "tp": "tensor_model", "pp": "pipeline_model"}
+        getters = {}
+        for axis, (rank, size) in places.items():
+            getters[f"get_{names[axis]}_parallel_rank"] = lambda rank=rank: rank
+            getters[f"get_{names[axis]}_parallel_world_size"] = lambda size=size: size
+        return SimpleNamespace(**getters)
+
+    mesh, coords = from_parallel_state(state(dp=(3, 4), cp=(1, 2), tp=(7, 8), pp=(0, 2)))
+    assert resolve(mesh, coords=coords) == (Mesh(dp=4, cp=2, tp=8, pp=2), Coords(dp=3, cp=1, tp=7))
+    with pytest.raises(MeshMismatchError, match="cp rank 2 is not in 0 to 1"):
+        from_parallel_state(state(dp=(3, 4), cp=(2, 2), tp=(7, 8), pp=(0, 2)))
 
 
 def test_a_real_device_mesh_of_one_process(tmp_path):
