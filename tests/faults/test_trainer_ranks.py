@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -34,6 +35,18 @@ def test_all_are_killed_and_come_back_with_another_world_size(config: Path) -> N
         assert same["state"] == wide[0]["state"]
         digests = [[step["0/rest"].rpartition(",")[2] for step in each["steps"]] for each in (same, wide[0])]
         assert digests[0] == digests[1]
+
+
+def test_an_empty_service_elsewhere_gives_the_same_bits(data: Path, config: Path, tmp_path: Path) -> None:
+    """Its own store, folder and index; all that it has of the job is the state. Pictures and arrays too."""
+    with serve(config) as served, RankProcess(served.address, 1, 0) as rank:
+        state = rank.read(3)["state"]
+        expected = rank.read(4)
+    machine = tmp_path / "machine"
+    shutil.copytree(data, machine / "data", ignore=shutil.ignore_patterns("index"))
+    moved = write_config(machine / "job.yaml", job_values(machine / "data"))
+    with serve(moved) as served, RankProcess(served.address, 1, 0, state) as rank:
+        assert rank.read(4) == expected
 
 
 def test_one_that_is_stopped_and_one_that_is_there_twice_get_what_the_others_got(config: Path) -> None:
