@@ -12,7 +12,9 @@ from dataloader_client._pb import common_pb2, control_service_pb2, plan_pb2
 from dataloader_svc.errors import MixtureError, StoreError
 from dataloader_svc.observe.audit import StepDelivery, check_mixture
 from dataloader_svc.planner.history import current_generation, read_records
+from dataloader_svc.sample import keyed_rng
 from dataloader_svc.testing.planning import plan_config
+from dataloader_svc.testing.scripted_loader import ScriptedSources
 
 from .planner_world import LIMIT_S, World, config, scenario
 
@@ -37,11 +39,11 @@ async def started(world: World) -> int:
     return (await world.join()).session
 
 
-def assert_within_one_sample(records: list[plan_pb2.PlanRecord]) -> None:
-    """Of the targets by the file and the changes that the records' own states name."""
+def assert_within_one_sample(records: list[plan_pb2.PlanRecord], file: list[dict] = FILE) -> None:
+    """Of the targets by the `file` and the changes that the records' own states name."""
     states = [json.loads(record.state_json) for record in records]
     steps = [StepDelivery(record.step, "", (), state) for record, state in zip(records, states, strict=True)]
-    findings, _ = check_mixture(steps, FILE, "tokens", states[-1]["largest"], "log")
+    findings, _ = check_mixture(steps, file, "tokens", states[-1]["largest"], "log")
     assert not findings
 
 
@@ -82,6 +84,31 @@ def test_it_counts_at_once_where_no_step_is_named(tmp_path):
         assert_within_one_sample(list(read_records(world.store)))
 
     scenario(body, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_weights_at_any_time_each_source_stays_within_one_sample(tmp_path, seed):
+    """Unannounced, some of them 0, at once or over some steps; ten steps apart (see decision 0008)."""
+    rng = keyed_rng(seed, "changes")
+    names = "abcdef"[: 4 + seed]
+    lengths = {name: rng.integers(1, 31, 300).tolist() for name in names}
+    even = dict.fromkeys(names, 1.0)
+    file = [{"step": 0, "ramp": "none", "weights": even}]
+
+    async def body(world: World) -> None:
+        await world.add_loader(ScriptedSources.of_lengths(lengths, block=7))
+        await world.start()
+        session, step = (await world.join()).session, 0
+        for number in range(5):
+            weights = rng.dirichlet([0.4] * len(names)) * (rng.random(len(names)) < 0.7)
+            weights[number % len(names)] += 0.1
+            over = int(rng.integers(0, 4))
+            await change(world, dict(zip(names, weights.tolist(), strict=True)), name=f"{number}", over=over)
+            step += 10
+            await world.plans(session, 0, step)
+        assert_within_one_sample(list(read_records(world.store)), file)
+
+    scenario(body, tmp_path, plan_config(even, sequences=4))
 
 
 def test_a_ramp(tmp_path):
