@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "RAY_DEDUP_LOGS": "0",
 }
+SHARED_MEMORY = Path("/dev/shm")
+PEERS_NAMES = ("00", "psm_", "sem.mp-", "torch_")  # of streaming, Python's multiprocessing and torch
 START_S = 180.0  # a peer that has given no batch by then has failed
 
 
@@ -131,6 +133,7 @@ def convert(python: str, task: Task) -> dict[str, float]:
 def measure(python: str, task: Task, *, has_service: bool, warmup_s: float, window_s: float) -> Figures:
     """Start all, let them run in, and count for `window_s` seconds. Raises PeerFailed."""
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch, contextlib.ExitStack() as stack:
+        stack.callback(_remove_shared, set(SHARED_MEMORY.iterdir()))
         task = replace(task, scratch=scratch, port=_free_port())
         children: list[Child] = []
         if has_service:
@@ -161,3 +164,10 @@ def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def _remove_shared(before: set[Path]) -> None:
+    """Remove what a peer that was killed left in shared memory: names of its own kinds that were not there."""
+    for path in set(SHARED_MEMORY.iterdir()) - before:
+        if path.name.startswith(PEERS_NAMES) and path.stat().st_uid == os.getuid():
+            path.unlink(missing_ok=True)
