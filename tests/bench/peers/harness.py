@@ -167,7 +167,7 @@ def _free_port() -> int:
 
 
 def _remove_shared(before: set[Path]) -> None:
-    """Remove what a peer that was killed left in shared memory: names of its own kinds that were not there."""
+    """Remove what a killed peer left in shared memory: names of its own kinds that were not there."""
     for path in set(SHARED_MEMORY.iterdir()) - before:
         if path.name.startswith(PEERS_NAMES) and path.stat().st_uid == os.getuid():
             path.unlink(missing_ok=True)
