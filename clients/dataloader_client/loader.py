@@ -251,7 +251,7 @@ class DataServiceLoader(Controls, Habits):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands, as JSON-able values: a few kilobytes, the same on every rank. Read only.
+        """Where the iteration stands, as JSON-able values: a few kilobytes, equal on all ranks. Read only.
 
         After the last microbatch of a step (`batch.is_last_microbatch`) it fits any mesh; in the middle of a
         step, only one with the same dp and cp.

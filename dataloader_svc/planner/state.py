@@ -289,7 +289,7 @@ def _renamed_entry(entry: str, names: Mapping[str, str]) -> str:
 
 
 def _config_json(config: Mapping[str, str]) -> dict[str, str | list[str]]:
-    """Entry -> hashes, or hashes -> its entries where several have the same: most of 300 sources are alike."""
+    """Entry -> hashes, or hashes -> its entries where several share them: of 300 sources most are alike."""
     entries: dict[str, list[str]] = {}
     for entry, hashes in sorted(config.items()):
         entries.setdefault(hashes, []).append(entry)
