@@ -39,6 +39,7 @@ from dataloader_client.habits import Habits, refuse
 from dataloader_client.local import LocalService
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
 from dataloader_client.prefetch import Prefetch
+from dataloader_client.running import Running
 from dataloader_client.transport import Closed, PendingRead, Transport, coords_message
 from dataloader_client.wire import Frame
 
@@ -123,7 +124,7 @@ class DataServiceLoader(Controls, Habits):
         self._batches: list[Batch]  # of `_step`, while it is handed out
         self._ended: bool
         credentials = Credentials.of(token, tls)
-        self._running = _Running(Transport(address, timeout_s=timeout_s, credentials=credentials), self._pid)
+        self._running = Running(Transport(address, timeout_s=timeout_s, credentials=credentials), self._pid)
         # Runs when the loader is dropped and at exit, so that no thread and no call outlives it.
         self._finalizer = weakref.finalize(self, self._running.close)
         try:
@@ -360,37 +361,6 @@ class DataServiceLoader(Controls, Habits):
             )
         if self._running.service is not None:
             self._running.service.check()
-
-
-@dataclass(slots=True)
-class _Running:
-    """What must be ended with a loader; it does not know the loader, so that that can be dropped."""
-
-    transport: Transport
-    pid: int
-    prefetch: Prefetch | None = None
-    service: LocalService | None = None
-
-    def embed(self, service: LocalService) -> None:
-        """End `service` with the rest; where it ends by itself, nobody waits for it any longer."""
-        self.service = service
-        service.on_end(self.end_reads)
-
-    def end_reads(self) -> None:
-        """Whoever waits gets Closed."""
-        self.stop_prefetch()
-        self.transport.close()
-
-    def stop_prefetch(self) -> None:
-        prefetch, self.prefetch = self.prefetch, None
-        if prefetch is not None:
-            prefetch.stop()
-
-    def close(self) -> None:
-        if os.getpid() == self.pid:  # in a forked child the threads are the parent's
-            self.end_reads()
-            if self.service is not None:
-                self.service.close()
 
 
 def _is_time(value: float | None) -> TypeGuard[float]:
