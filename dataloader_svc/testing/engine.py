@@ -13,6 +13,7 @@ import asyncio
 import os
 import select
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -24,12 +25,12 @@ from dataloader_svc.errors import EngineError
 GONE_WITHIN_S = 30.0  # how long a test waits for the end of a process before it fails
 
 
-class EngineContract:
+class EngineContract(ABC):
     """What every engine does."""
 
+    @abstractmethod
     def engine(self, run_dir: Path) -> Engine:
         """A new engine whose roles are scripted ones, with short delays between restarts."""
-        raise NotImplementedError
 
     def drive(self, run_dir: Path, scenario: Callable[[Engine], Awaitable[None]]) -> None:
         """Run `scenario` in a loop of its own, and close the engine whatever happens."""

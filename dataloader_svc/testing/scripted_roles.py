@@ -296,7 +296,7 @@ class ScriptedLoader:
 
     async def other(self, _: object) -> Frame:
         """RPCs that constructors do not use."""
-        raise NotImplementedError
+        raise AssertionError("a constructor asks a loader for samples alone")
 
     describe = probe = release = status = other
 

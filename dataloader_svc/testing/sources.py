@@ -34,12 +34,7 @@ _CHAT = ({"role": "user", "content": "how?"}, {"role": "assistant", "content": "
 
 
 class SourceContract:
-    """What every format does."""
-
-    @pytest.fixture
-    def format_name(self) -> str:
-        """The name under which it is registered."""
-        raise NotImplementedError
+    """What every format does. A fixture `format_name` gives the name under which it is registered."""
 
     def test_reads_what_was_written_in_order(self, format_name: str, tmp_path: Path) -> None:
         rows = tiny_rows(50, image_side=4)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,12 +27,12 @@ from dataloader_svc.testing.fakes import FakeClock
 LOG = "plan/0"
 
 
-class StoreContract:
+class StoreContract(ABC):
     """What every store does."""
 
+    @abstractmethod
     def url(self, place: Path) -> str:
         """What a user writes after `store:` to get it, inside the folder `place`."""
-        raise NotImplementedError
 
     @pytest.fixture
     def clock(self) -> FakeClock:

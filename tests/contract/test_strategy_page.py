@@ -24,7 +24,7 @@ from dataloader_svc.testing.scripted_loader import Sample, ScriptedSources
 PAGE = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 FILES = dict(re.findall(r"```python file=(\S+)\n(.*?)```", PAGE, re.S))
-SHORT, LIST, FUNCTION, BALANCER = (
+SHORT, LIST, *OTHERS, FUNCTION, BALANCER = (
     yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
 )
 JOB: dict[str, Any] = {
@@ -60,6 +60,13 @@ def config_of(folder: Path, strategy: dict[str, Any]) -> Config:
     return load_config(path).config
 
 
+def scripted() -> ScriptedSources:
+    rng = np.random.default_rng(5)
+    texts = [Sample(int(n)) for n in np.clip(rng.lognormal(4, 1, 600), 1, 256)]
+    media = [Sample(int(n) + 16, ((0, 16, 64),)) for n in rng.integers(1, 100, 400)]
+    return ScriptedSources({"captions": media, "web": texts}, block=50)
+
+
 def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     for block in PYTHON:
@@ -74,6 +81,18 @@ def test_the_python_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None
         names["Strategy"]().distribute("dp").pack("best_fit")
 
 
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_what_a_job_may_say_besides(folder: Path, other: dict[str, Any]) -> None:
+    config = config_of(folder, other)
+    plan = PlanDriver(config, scripted()).run(0)[0]
+    placement = place(plan, MeshSize(dp=4), Strategy.of(config, folder))
+    real = placement.dp_rank[: len(plan.sequence_offsets) - 1]  # behind them, empty microbatches
+    assert len(real) == len(plan.sequence_offsets) - 1
+    ranks = config.strategy.ranks
+    idle = [] if ranks is None else [rank for rank, speed in enumerate(ranks.llm) if speed == 0]
+    assert not set(idle) & set(real.tolist())
+
+
 def test_the_list_is_the_same_strategy_as_the_fields(folder: Path) -> None:
     short, long = config_of(folder, SHORT), config_of(folder, LIST)
     assert config_hash(short, folder) == config_hash(long, folder)
@@ -86,11 +105,8 @@ def test_the_list_is_the_same_strategy_as_the_fields(folder: Path) -> None:
 )
 def test_a_job_is_planned_by_it(folder: Path, strategy: dict[str, Any]) -> None:
     config = config_of(folder, strategy)
-    rng = np.random.default_rng(5)
-    texts = [Sample(int(n)) for n in np.clip(rng.lognormal(4, 1, 600), 1, 256)]
-    media = [Sample(int(n) + 16, ((0, 16, 64),)) for n in rng.integers(1, 100, 400)]
     placing, graph = Strategy.of(config, folder), strategy_graph(config, 0, folder)
-    plan = PlanDriver(config, ScriptedSources({"captions": media, "web": texts}, block=50)).run(0)[0]
+    plan = PlanDriver(config, scripted()).run(0)[0]
     mesh = MeshSize(dp=4, cp=2, tp=2)
     placement = place(plan, mesh, placing)
     steps = plan_trace(graph, plan, placement, mesh, placing)
