@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
 import click
 
-from tests.bench.peers import harness, material, report
+from tests.bench.peers import harness, material, record, report
 from tests.bench.peers.environments import Environments
 from tests.bench.peers.table import OURS, PEERS, Peer, by_name
 from tests.bench.peers.task import Task
@@ -38,6 +39,7 @@ STYLES = ("same", "own")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=ROOT / "build/peers/results.json", show_default=True
 )
+@click.option("--write", type=click.Path(path_type=Path), help="Put the rows into this file of rows.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write bars of the ratios as a PNG.")
 @click.option("--list", "only_list", is_flag=True, help="Versions of the peers, or why one can't run.")
 def main(
@@ -50,6 +52,7 @@ def main(
     warmup: float,
     window: float,
     out: Path,
+    write: Path | None,
     plot: Path | None,
     *,
     only_list: bool,
@@ -91,6 +94,8 @@ def main(
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(results.as_json(), indent=1))
     report.print_results(results)
+    if write is not None:
+        _say(f"{write}: {record.write(results, write, _command())} rows")
     if plot is not None:
         report.plot(results, plot)
     sys.exit(1 if results.failures else 0)
@@ -112,6 +117,15 @@ def _run(
         return
     results.add(task.workload, task.style, peer.name, figures.as_json())
     _say(f"  {figures.rate:,.0f} /s, {figures.amount / max(figures.cpu_s, 1e-9):,.0f} a CPU second")
+
+
+def _command() -> str:
+    """What was typed, to be typed again; where the rows went is no part of it."""
+    words = sys.argv[1:]
+    if "--write" in words:
+        at = words.index("--write")
+        del words[at : at + 2]
+    return shlex.join(["python", "-m", "tests.bench.peers", *words])
 
 
 def _say(text: str) -> None:

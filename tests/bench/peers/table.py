@@ -22,6 +22,7 @@ class Peer:
 OURS = "dataloader-svc"
 PEERS = (
     Peer(OURS, "ours", "project", "dataloader-svc", ("text", "images"), has_service=True, converts=True),
+    Peer("the library alone", "bound", "project", "fastokens", ("text", "images")),
     Peer("torch DataLoader", "torch_loader", "main", "torch", ("text", "images")),
     Peer("StatefulDataLoader", "stateful", "main", "torchdata", ("text", "images")),
     Peer("webdataset", "web", "main", "webdataset", ("text", "images"), converts=True),

@@ -23,7 +23,7 @@ def test_a_peer_has_a_file_with_its_workloads(peer):
 
 
 def test_a_peer_that_there_is_not():
-    with pytest.raises(KeyError, match="no peer 'dali'; there are dataloader-svc, torch DataLoader"):
+    with pytest.raises(KeyError, match="no peer 'dali'; there are dataloader-svc, the library alone, torch"):
         by_name("dali")
 
 
