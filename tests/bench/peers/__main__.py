@@ -16,23 +16,29 @@ from pathlib import Path
 import click
 
 from tests.bench.peers import harness, material, record, report
+from tests.bench.peers import workloads as workloads_there_are
 from tests.bench.peers.environments import Environments
 from tests.bench.peers.table import OURS, PEERS, Peer, by_name
 from tests.bench.peers.task import Task
 
 ROOT = Path(__file__).resolve().parents[3]
-WORKLOADS = ("text", "images")
 STYLES = ("same", "own")
 
 
 @click.command()
-@click.option("--workload", "workloads", multiple=True, type=click.Choice(WORKLOADS), help="Default: all.")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=click.Choice(workloads_there_are.NAMES),
+    help="Default: all.",
+)
 @click.option("--peer", "peers", multiple=True, help="Default: all. The service always runs beside them.")
 @click.option(
     "--style", "styles", multiple=True, type=click.Choice(STYLES), help="Same libraries, or users' habits."
 )
-@click.option("--ranks", default=4, show_default=True)
-@click.option("--workers", default=1, show_default=True, help="Worker processes of a peer's rank.")
+@click.option("--ranks", type=int, help="Default: the workload's own, 4 for most.")
+@click.option("--workers", type=int, help="Worker processes of a peer's rank. Default: the workload's own.")
 @click.option("--repeats", default=3, show_default=True, help="Interleaved runs of each.")
 @click.option("--warmup", default=3.0, show_default=True, help="Seconds before counting.")
 @click.option("--window", default=8.0, show_default=True, help="Seconds of counting.")
@@ -46,8 +52,8 @@ def main(
     workloads: tuple[str, ...],
     peers: tuple[str, ...],
     styles: tuple[str, ...],
-    ranks: int,
-    workers: int,
+    ranks: int | None,
+    workers: int | None,
     repeats: int,
     warmup: float,
     window: float,
@@ -71,26 +77,27 @@ def main(
         report.print_peers(results)
         return
     data = material.make(home / "material")
-    for workload in workloads or WORKLOADS:
-        for style in styles or STYLES:
+    for workload in map(workloads_there_are.by_name, workloads or workloads_there_are.NAMES):
+        for style in (style for style in workload.styles if not styles or style in styles):
             for repeat in range(repeats):
                 for peer in chosen:
-                    if peer.name in results.absent or workload not in peer.workloads:
+                    if peer.name in results.absent or workload.call not in peer.workloads:
                         continue
-                    if style == "same" and workload in peer.not_the_same:
+                    if style == "same" and workload.call in peer.not_the_same:
                         continue
-                    _say(f"{workload} ({style}), run {repeat + 1} of {repeats}: {peer.name}")
+                    _say(f"{workload.name} ({style}), run {repeat + 1} of {repeats}: {peer.name}")
                     task = Task(
                         peer=peer.module,
-                        workload=workload,
+                        workload=workload.call,
                         style=style,
                         data=str(data),
                         converted=str(home / "converted" / peer.module),
                         scratch="",
-                        ranks=ranks,
-                        workers=workers,
+                        ranks=ranks or workload.ranks,
+                        workers=workers or workload.workers,
+                        sources=workload.sources,
                     )
-                    _run(results, environments, peer, task, warmup, window)
+                    _run(results, environments, peer, workload.name, task, warmup, window)
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(results.as_json(), indent=1))
     report.print_results(results)
@@ -102,7 +109,13 @@ def main(
 
 
 def _run(
-    results: report.Results, environments: Environments, peer: Peer, task: Task, warmup: float, window: float
+    results: report.Results,
+    environments: Environments,
+    peer: Peer,
+    workload: str,
+    task: Task,
+    warmup: float,
+    window: float,
 ) -> None:
     python = environments.python(peer.environment)
     try:
@@ -112,10 +125,10 @@ def _run(
             python, task, has_service=peer.has_service, warmup_s=warmup, window_s=window
         )
     except harness.PeerFailed as error:
-        results.failures.setdefault(f"{task.workload} {task.style} {peer.name}", str(error))
+        results.failures.setdefault(f"{workload} {task.style} {peer.name}", str(error))
         _say(f"  {error}")
         return
-    results.add(task.workload, task.style, peer.name, figures.as_json())
+    results.add(workload, task.style, peer.name, figures.as_json())
     _say(f"  {figures.rate:,.0f} /s, {figures.amount / max(figures.cpu_s, 1e-9):,.0f} a CPU second")
 
 

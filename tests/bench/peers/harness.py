@@ -34,13 +34,18 @@ START_S = 180.0  # a peer that has given no batch by then has failed
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What all ranks together did: amounts a second, CPU seconds of all processes, bytes of memory (PSS)."""
+    """What all ranks together did: amounts a second, CPU seconds of all processes, bytes of memory (PSS).
+
+    `others` is the share of the machine's processors that anything else kept busy meanwhile, 0 to 1: where it
+    is not small, rates say little, and only memory and amounts a CPU second compare.
+    """
 
     rate: float
     cpu_s: float
     amount: int
     pss: int
     first_s: float
+    others: float
 
     def as_json(self) -> dict[str, float]:
         """By name, with what a CPU second gave."""
@@ -148,16 +153,17 @@ def measure(python: str, task: Task, *, has_service: bool, warmup_s: float, wind
         first = max(rank.read()["first_s"] for rank in ranks)
         time.sleep(warmup_s)
         roots = [child.process.pid for child in children]
-        cpu = family.cpu_seconds(family.members(roots))
+        cpu, machine = family.cpu_seconds(family.members(roots)), family.Machine()
         before = [rank.ask() for rank in ranks]
         time.sleep(window_s)
         after = [rank.ask() for rank in ranks]
         processes = family.members(roots)
         cpu = family.cpu_seconds(processes) - cpu
+        others = machine.others(cpu)
         amounts = [late["amount"] - early["amount"] for early, late in zip(before, after, strict=True)]
         seconds = [late["at"] - early["at"] for early, late in zip(before, after, strict=True)]
         rate = sum(amount / second for amount, second in zip(amounts, seconds, strict=True))
-        return Figures(rate, cpu, sum(amounts), family.memory(processes), first)
+        return Figures(rate, cpu, sum(amounts), family.memory(processes), first, others)
 
 
 def _free_port() -> int:

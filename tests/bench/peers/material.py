@@ -2,6 +2,8 @@
 
     text/text-0000.parquet ...   columns id (int64), text (string); a row group holds 256 rows
     images/000000.jpg, .txt      a picture and its caption
+    sources/000.parquet ...      306 sources: columns as crawled corpora have them, 100 row groups; one file
+                                 and links to it, since what a loader holds for each is what is measured
 
 Each peer converts them into the format it likes best; how long that took and what it weighs is reported.
 """
@@ -18,6 +20,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "build" / "demo"
 SHARDS, GROUP = 8, 256
+SOURCE_FILES, SOURCE_ROWS, SOURCE_GROUP = 306, 3200, 32
 SOURCES = (("text", "content"), ("code", "code"))
 
 
@@ -29,6 +32,9 @@ def make(folder: Path) -> Path:
         _text(folder / "text")
         _images(folder / "images")
         (folder / ".ready").touch()
+    if not (folder / "sources" / ".ready").exists():
+        _sources(folder / "sources")
+        (folder / "sources" / ".ready").touch()
     return folder
 
 
@@ -43,6 +49,20 @@ def _text(folder: Path) -> None:
         ids = list(range(shard, len(texts), SHARDS))
         table = pa.table({"id": pa.array(ids, pa.int64()), "text": [texts[row] for row in ids]})
         pq.write_table(table, folder / f"text-{shard:04d}.parquet", row_group_size=GROUP)
+
+
+def _sources(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = pq.read_table(folder.parent / "text" / "text-0000.parquet", columns=["text"])["text"].to_pylist()
+    rows = [texts[row % len(texts)] for row in range(SOURCE_ROWS)]
+    names = ("dump", "url", "date", "file_path", "language")
+    columns = {"text": rows, "id": [f"<urn:{row}>" for row in range(SOURCE_ROWS)]}
+    columns |= {name: [f"{name}-{row // SOURCE_GROUP}" for row in range(SOURCE_ROWS)] for name in names}
+    numbers = {"language_score": pa.array([0.9] * SOURCE_ROWS), "token_count": pa.array(map(len, rows))}
+    first = folder / "000.parquet"
+    pq.write_table(pa.table(columns | numbers), first, row_group_size=SOURCE_GROUP)
+    for number in range(1, SOURCE_FILES):
+        (folder / f"{number:03d}.parquet").hardlink_to(first)
 
 
 def _images(folder: Path) -> None:

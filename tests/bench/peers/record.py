@@ -31,6 +31,7 @@ def write(results: Results, path: Path, command: str) -> int:
             "runs": len(results.runs[row["workload"], row["style"]][row["peer"]]),
             "versions": {name: results.versions[name] for name in (OURS, row["peer"])},
             "machine": machine(),
+            "others": {name: round(_others(results, row, name), 2) for name in (OURS, row["peer"])},
             "command": command,
         }
         rows[_key(row)] = row
@@ -44,6 +45,10 @@ def machine() -> str:
     kind = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{os.cpu_count()} x {kind}, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+def _others(results: Results, row: dict[str, Any], peer: str) -> float:
+    return results.median(row["workload"], row["style"], peer, "others")
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

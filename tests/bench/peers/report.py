@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.peers.table import OURS
+from tests.bench.peers.workloads import WORKLOADS
 
-UNITS = {"text": "tokens", "images": "pictures"}
+UNITS = {workload.name: workload.unit for workload in WORKLOADS}
 FIGURES = {
     "rate": "{unit}/s",
     "per_cpu_s": "{unit} a CPU second",

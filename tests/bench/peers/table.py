@@ -21,10 +21,18 @@ class Peer:
 
 OURS = "dataloader-svc"
 PEERS = (
-    Peer(OURS, "ours", "project", "dataloader-svc", ("text", "images"), has_service=True, converts=True),
+    Peer(
+        OURS,
+        "ours",
+        "project",
+        "dataloader-svc",
+        ("text", "images", "sources"),
+        has_service=True,
+        converts=True,
+    ),
     Peer("the library alone", "bound", "project", "fastokens", ("text", "images")),
-    Peer("torch DataLoader", "torch_loader", "main", "torch", ("text", "images")),
-    Peer("StatefulDataLoader", "stateful", "main", "torchdata", ("text", "images")),
+    Peer("torch DataLoader", "torch_loader", "main", "torch", ("text", "images", "sources")),
+    Peer("StatefulDataLoader", "stateful", "main", "torchdata", ("text", "images", "sources")),
     Peer("webdataset", "web", "main", "webdataset", ("text", "images"), converts=True),
     Peer("litdata", "lit", "main", "litdata", ("text", "images"), converts=True),
     Peer("mosaicml-streaming", "mds", "streaming", "mosaicml-streaming", ("text", "images"), converts=True),

@@ -14,7 +14,8 @@ class Task:
     `style` is "same" (the tokenizer library and picture decoder that all use) or "own" (what users of the
     peer write by habit: `tokenizers` on each row, Pillow on each picture). `data` holds the material,
     `converted` what the peer made of it, `address` is where the peer's service listens, if it has one, and
-    `port` is one that is free for peers whose ranks need to meet.
+    `port` is one that is free for peers whose ranks need to meet. `sources` says how many the workload
+    `sources` mixes.
     """
 
     peer: str
@@ -29,6 +30,7 @@ class Task:
     seed: int = 17
     address: str = ""
     port: int = 0
+    sources: int = 0
 
     def to_json(self) -> str:
         """As one word of a command line."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.bench.peers import family, workloads
+from tests.bench.peers.child import AMOUNTS
 from tests.bench.peers.loaders import common
 from tests.bench.peers.report import Results
 from tests.bench.peers.table import OURS, PEERS, by_name
@@ -20,6 +22,25 @@ def test_a_peer_has_a_file_with_its_workloads(peer):
     text = (LOADERS / f"{peer.module}.py").read_text()
     for name in (*peer.workloads, *["service"] * peer.has_service, *["convert"] * peer.converts):
         assert f"\ndef {name}(task: Task" in text
+
+
+@pytest.mark.parametrize("workload", workloads.WORKLOADS, ids=lambda workload: workload.name)
+def test_a_workload_can_be_run_by_the_service_and_a_peer(workload):
+    able = [peer.name for peer in PEERS if workload.call in peer.workloads]
+    assert OURS in able
+    assert len(able) > 1
+    assert workload.call in AMOUNTS
+    assert workloads.by_name(workload.name) is workload
+
+
+def test_a_workload_that_there_is_not():
+    with pytest.raises(KeyError, match="no workload 'audio'; there are text, images"):
+        workloads.by_name("audio")
+
+
+def test_what_others_used_is_what_the_peer_did_not(monkeypatch):
+    monkeypatch.setattr(family, "_processors", iter([(100.0, 400.0), (108.0, 420.0)]).__next__)
+    assert family.Machine().others(3.0) == 0.25  # 8 s busy of 20, of which the peer's 3
 
 
 def test_a_peer_that_there_is_not():

@@ -28,6 +28,17 @@ def convert(task: Task) -> None:
     shards.image_tars(Path(task.data, "images"), task.folder / "images")
 
 
+def sources_of(task: Task) -> dict[str, dict[str, str]]:
+    """The configuration's sources."""
+    if task.workload == "sources":
+        paths = sorted(Path(task.data, "sources").glob("*.parquet"))[: task.sources]
+        return {f"s{path.stem}": {"format": "parquet", "path": str(path), "text": "text"} for path in paths}
+    return {
+        name: {**fields, "path": fields["path"].format(data=task.data, converted=task.converted)}
+        for name, fields in SOURCES[task.workload].items()
+    }
+
+
 @contextlib.contextmanager
 def service(task: Task) -> Iterator[str]:
     config = {
@@ -38,11 +49,8 @@ def service(task: Task) -> Iterator[str]:
         "sequence_length": SEQUENCE_LENGTH,
         "global_batch": {"sequences": 4 * task.ranks},
         "media_tokens": {"image": "<｜image｜>"},
-        "sources": {
-            name: {**fields, "path": fields["path"].format(data=task.data, converted=task.converted)}
-            for name, fields in SOURCES[task.workload].items()
-        },
-        "mixture": {"schedule": [{"step": 0, task.workload: 1.0}]},
+        "sources": sources_of(task),
+        "mixture": {"schedule": [{"step": 0, **dict.fromkeys(sources_of(task), 1.0)}]},
     }
     path = Path(task.scratch, "mixture.yaml")
     path.write_text(json.dumps(config, ensure_ascii=False))  # JSON is YAML
@@ -70,6 +78,10 @@ def _batches(task: Task) -> Iterator[Any]:
 
 def text(task: Task) -> Iterator[Any]:
     return (batch.numpy for batch in _batches(task))
+
+
+def sources(task: Task) -> Iterator[Any]:
+    return text(task)
 
 
 def images(task: Task) -> Iterator[list[Any]]:

@@ -15,5 +15,9 @@ def text(task: Task) -> Iterator[Any]:
     return torch_loader.text(task, StatefulDataLoader)
 
 
+def sources(task: Task) -> Iterator[Any]:
+    return torch_loader.sources(task, StatefulDataLoader)
+
+
 def images(task: Task) -> Iterator[list[Any]]:
     return torch_loader.images(task, StatefulDataLoader)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,27 @@ class Pictures(Dataset[Any]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.from_numpy(common.patches(self.paths[index].read_bytes(), self.style))
+
+
+class Mixed(Packed):
+    """Sequences of all sources, as likely one as the other, each open in each worker."""
+
+    def texts(self) -> Iterator[str]:
+        info = get_worker_info()
+        paths = sorted(Path(self.task.data, "sources").glob("*.parquet"))[: self.task.sources]
+        files = [pq.ParquetFile(path) for path in paths]
+        chance = random.Random(f"{self.task.seed}/{self.task.rank}/{info.id}")
+        mine = [
+            itertools.cycle(range(file.num_row_groups)[common.share(self.task, info.id, info.num_workers)])
+            for file in files
+        ]
+        while True:
+            source = chance.randrange(len(files))
+            yield from files[source].read_row_group(next(mine[source]), columns=["text"])["text"].to_pylist()
+
+
+def sources(task: Task, loader: Any = DataLoader) -> Iterator[dict[str, Any]]:
+    return iter(loader(Mixed(task), batch_size=None, num_workers=task.workers, prefetch_factor=8))
 
 
 def text(task: Task, loader: Any = DataLoader) -> Iterator[dict[str, Any]]:
