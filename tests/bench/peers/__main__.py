@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -100,9 +101,9 @@ def main(
                     _run(results, environments, peer, workload.name, task, warmup, window)
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(results.as_json(), indent=1))
+            if write is not None:
+                _say(f"{write}: {record.write(results, write, _command())} rows")
     report.print_results(results)
-    if write is not None:
-        _say(f"{write}: {record.write(results, write, _command())} rows")
     if plot is not None:
         report.plot(results, plot)
     sys.exit(1 if results.failures else 0)
@@ -147,4 +148,7 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     os.chdir(ROOT)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # so that the peers are ended too
     main()
