@@ -36,6 +36,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("markers", schema.Markers),
     ("strategy", schema.Strategy),
     ("strategy.wait", schema.Wait),
+    ("strategy.limits", schema.Limits),
     ("strategy.ranks", schema.Ranks),
     ("strategy.cost.llm", schema.LlmCostConfig),
     ("strategy.cost.encoder", schema.EncoderCostConfig),

@@ -19,6 +19,7 @@ from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.loader.undecodable import undecodable
 from dataloader_svc.planner.pieces import TooLongError, cut
+from dataloader_svc.planner.rules import room, too_long
 from dataloader_svc.sample import SampleId
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.store.quarantine_log import Quarantined
@@ -60,12 +61,12 @@ def _bad(
 ) -> Iterator[tuple[SampleId, str]]:
     """Of the samples `rows` of a block: what the planner would pass over, and what can't be decoded."""
     by_position = {row.sample.position: row.sample for row in rows}
-    too_long = loaded.config.sources[reader.name].too_long
+    most, cutting = room(loaded.config), too_long(loaded.config.sources[reader.name])
     probe = probe_columns(held)
     try:
-        skipped = cut(probe, too_long, loaded.config.sequence_length).skipped
+        skipped = cut(probe, cutting, most).skipped
     except TooLongError:  # of one of the block; those that are meant are found below
-        skipped = cut(probe, "drop", loaded.config.sequence_length).skipped
+        skipped = cut(probe, "drop", most).skipped
     for row in skipped:
         if row.position in by_position:
             left_out = row.reason == Reason.FILTERED

@@ -183,6 +183,9 @@ def _waiting_problems(config: Config) -> Iterator[Problem]:
     if strategy.pack == CONCATENATE and strategy.mode == "relaxed":
         message = f"{CONCATENATE} takes documents as they come, and none waits for others: use mode: strict"
         yield ("strategy", "mode"), message
+    if strategy.pack == CONCATENATE and strategy.limits.given:
+        message = f"{CONCATENATE} caps sequences by tokens alone: use another packer, or leave it out"
+        yield ("strategy", "limits"), message
     if strategy.pack == NONE and samples is None:
         message = "where each document is a sequence, a step is of samples: use global_batch: {samples: N}"
         yield ("strategy", "pack"), message

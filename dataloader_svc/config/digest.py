@@ -126,6 +126,8 @@ def config_hash(config: Config, base_dir: Path) -> str:
     plan["overdraw"] = config.strategy.overdraw
     if config.strategy.fill != 1:
         plan["fill"] = config.strategy.fill
+    if config.strategy.limits.given:
+        plan["limits"] = config.strategy.limits.given
     if config.strategy.waiting is not None:
         plan["wait"] = config.strategy.waiting
     plan["num_samples"] = config.global_batch.samples

@@ -210,12 +210,11 @@ class PlannerCore:
         self._lacking.discard(block)
         try:
             rule, apart = rules.too_long[block.source], rules.cuts(block.source)
-            pieces = cut(probe, rule, rules.sequence_length, apart=apart)
+            pieces = cut(probe, rule, rules.room, apart=apart)
         except TooLongError as error:
             raise DataError(
                 f"source {block.source!r}: the sample at epoch {block.epoch} position {error.position} has "
-                f"{error.tokens} tokens, sequence_length is {rules.sequence_length}, and too_long is `error`"
-                ": choose split, truncate or drop, or raise sequence_length"
+                f"{error.detail}, and too_long is `error`: choose split, truncate or drop, or raise the limit"
             ) from None
         self._supplies[block.source].blocks[block.epoch, block.block] = pieces
 

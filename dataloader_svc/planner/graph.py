@@ -51,6 +51,7 @@ def strategy_graph(config: Config, step: int = 0, base_dir: Path = Path()) -> St
             PACKERS[pack] if ":" in pack else pack,
             sequences=config.num_sequences,
             capacity=config.sequence_length,
+            limits=fields.limits.given,
         )
     return (
         costed.distribute("dp", fields.group_size)

@@ -18,9 +18,38 @@ from dataloader_svc.errors import Reason
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns
 
 Column = NDArray[np.int64]
+Counts = NDArray[np.int64] | NDArray[np.int32]
 TooLong = Literal["split", "truncate", "drop", "error"]
 
 _COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most that a sequence holds: tokens, and of its media encoder patches and mel frames; None: any."""
+
+    tokens: int
+    patches: int | None = None
+    frames: int | None = None
+
+    def lacks(self, tokens: Counts, patches: Counts, frames: Counts) -> NDArray[np.bool_]:
+        """(n,) whether each, of so many tokens, patches and frames, is too much for a sequence."""
+        over: NDArray[np.bool_] = tokens > self.tokens
+        for values, most in ((patches, self.patches), (frames, self.frames)):
+            if most is not None:
+                over = over | (values > most)
+        return over
+
+    def told(self, tokens: int, patches: int, frames: int) -> str:
+        """What of a document that is too much is above which setting."""
+        settings = (
+            (tokens, self.tokens, "tokens, sequence_length"),
+            (patches, self.patches, "patches, strategy.limits.patches"),
+            (frames, self.frames, "frames, strategy.limits.frames"),
+        )
+        return "; ".join(
+            f"{found} {name} {most}" for found, most, name in settings if most is not None and found > most
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,12 +176,12 @@ def _position(row: SkippedRow) -> int:
 
 
 class TooLongError(ValueError):
-    """A document is longer than a sequence and its source's rule is `error`."""
+    """A document is too much for a sequence and its source's rule is `error`. `detail`: of what, and why."""
 
-    def __init__(self, position: int, tokens: int) -> None:
-        super().__init__(f"position {position} has {tokens} tokens")
+    def __init__(self, position: int, detail: str) -> None:
+        super().__init__(f"position {position} has {detail}")
         self.position = position
-        self.tokens = tokens
+        self.detail = detail
 
 
 def _skipped(row: BadRow) -> SkippedRow:
@@ -161,13 +190,13 @@ def _skipped(row: BadRow) -> SkippedRow:
     return SkippedRow(row.position, row.row.shard, row.row.row, row.reason, row.detail)
 
 
-def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int, *, apart: bool = False) -> BlockPieces:
+def cut(probe: ProbeColumns, rule: TooLong, room: Room, *, apart: bool = False) -> BlockPieces:
     """Apply a source's `too_long` rule to a block. Raises TooLongError where the rule is `error`.
 
     apart   each medium is a piece of its own, and so is the text between media, which may be cut again
 
-    A cut never runs through a medium's placeholder span. A document with a span longer than a sequence, or
-    one that `truncate` would leave empty, is passed over with the reason `too_long`.
+    A cut never runs through a medium's placeholder span. A document with a medium that is too much for a
+    sequence, or one that `truncate` would leave empty, is passed over with the reason `too_long`.
     """
     tokens = probe.tokens.astype(np.int64)
     skipped = {row.position: _skipped(row) for row in probe.bad}
@@ -178,17 +207,15 @@ def cut(probe: ProbeColumns, rule: TooLong, sequence_length: int, *, apart: bool
             skipped[position] = SkippedRow(position, "", 0, Reason.BAD_RECORD, "its probe has no tokens")
     counts = (tokens > 0).astype(np.int64)
     parts: dict[int, list[_Range]] = {}
-    for index in np.flatnonzero(tokens > sequence_length).tolist():
+    for index in np.flatnonzero(room.lacks(tokens, probe.patches, probe.frames) & (tokens > 0)).tolist():
+        detail = room.told(int(tokens[index]), int(probe.patches[index]), int(probe.frames[index]))
         if rule == "error":
-            raise TooLongError(probe.start + index, int(tokens[index]))
-        pieces = _ranges(probe, index, rule, sequence_length)
+            raise TooLongError(probe.start + index, detail)
+        pieces = _ranges(probe, index, rule, room)
         parts[index] = pieces
         counts[index] = len(pieces)
         if not pieces:
-            position, detail = (
-                probe.start + index,
-                f"{tokens[index]} tokens, sequence_length {sequence_length}",
-            )
+            position = probe.start + index
             skipped[position] = SkippedRow(position, "", 0, Reason.TOO_LONG, detail)
         tokens[index] = sum(piece.length for piece in pieces)
     if apart:
@@ -232,23 +259,26 @@ class _Range(NamedTuple):
     frames: int
 
 
-def _ranges(probe: ProbeColumns, index: int, rule: TooLong, sequence_length: int) -> list[_Range]:
-    """Each piece of a document that is too long; none where it is passed over."""
+def _ranges(probe: ProbeColumns, index: int, rule: TooLong, room: Room) -> list[_Range]:
+    """Each piece of a document that is too much for a sequence; none where it is passed over."""
     media = slice(int(probe.media_offsets[index]), int(probe.media_offsets[index + 1]))
     starts = probe.media_start[media].astype(np.int64)
     lengths = probe.media_tokens[media].astype(np.int64)
     patches, frames = probe.media_patches[media], probe.media_frames[media]
     total = int(probe.tokens[index])
-    if rule == "drop" or (rule == "split" and len(lengths) and int(lengths.max()) > sequence_length):
+    if rule == "drop" or (rule == "split" and bool(room.lacks(lengths, patches, frames).any())):
         return []
     pieces = []
     at = 0
     while at < total:
-        end = min(at + sequence_length, total)
-        cuts_through = np.flatnonzero((starts < end) & (end < starts + lengths))
-        if len(cuts_through):
-            end = int(starts[cuts_through[0]])
-        if end == at:  # `truncate` of a document that begins with a medium longer than a sequence
+        end = min(at + room.tokens, total)
+        ahead = starts >= at
+        lacking = room.lacks(np.zeros_like(starts), np.cumsum(patches * ahead), np.cumsum(frames * ahead))
+        lacking |= starts + lengths > end
+        lacking &= ahead & (starts < end)
+        if lacking.any():
+            end = int(starts[lacking.argmax()])  # before the first medium that has no room
+        if end == at:  # `truncate` of a document that begins with a medium that no sequence has room for
             break
         inside = (starts >= at) & (starts < end)
         pieces.append(_Range(at, end - at, int(patches[inside].sum()), int(frames[inside].sum())))

@@ -12,13 +12,15 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_balancers import CostModel
+from dataloader_balancers import CostModel, Limit
 from dataloader_balancers.strategy.nodes import CONCATENATE
 from dataloader_svc.config.methods import known_packer
-from dataloader_svc.config.schema import BatchUnit, Config
+from dataloader_svc.config.schema import BatchUnit, Config, Source
+from dataloader_svc.errors import StateError
 from dataloader_svc.planner.costs import llm_cost
 from dataloader_svc.planner.mixture import Schedule
-from dataloader_svc.planner.pieces import Pieces, TooLong
+from dataloader_svc.planner.pieces import Pieces, Room, TooLong
+from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import BadLimit
 from dataloader_svc.planner.waiting import Wait
 
@@ -38,7 +40,7 @@ class Rules:
     schedule: Schedule
     unit: Literal["tokens", "samples"]
     exhausted: Literal["repeat", "stop", "drop"]
-    sequence_length: int
+    room: Room
     batch_unit: BatchUnit
     num_sequences: int | None
     num_samples: int | None
@@ -62,7 +64,7 @@ class Rules:
             schedule=Schedule.of(config.mixture.schedule, names),
             unit=config.mixture.unit,
             exhausted=config.mixture.exhausted,
-            sequence_length=config.sequence_length,
+            room=room(config),
             batch_unit=config.global_batch.unit,
             num_sequences=config.num_sequences,
             num_samples=config.global_batch.samples,
@@ -70,7 +72,7 @@ class Rules:
             pack=pack,
             llm_cost=llm_cost(config, base_dir),
             last_batch=config.last_batch,
-            too_long={name: source.too_long for name, source in config.sources.items()},
+            too_long={name: too_long(source) for name, source in config.sources.items()},
             bad_limit={
                 name: BadLimit(source.max_bad_fraction, source.max_bad_minimum)
                 for name, source in config.sources.items()
@@ -79,6 +81,34 @@ class Rules:
             fill=config.strategy.fill,
             wait=Wait.of(config.strategy),
         )
+
+    @property
+    def sequence_length(self) -> int:
+        """Most tokens of a sequence."""
+        return self.room.tokens
+
+    def limits(self, pieces: Pieces) -> tuple[Limit, ...]:
+        """What a packer keeps of a sequence's pieces beside tokens."""
+        caps = (
+            ("patches", pieces.patches, self.room.patches),
+            ("frames", pieces.frames, self.room.frames),
+        )
+        return tuple(Limit(name, values, cap) for name, values, cap in caps if cap is not None)
+
+    def check_waiting(self, state: State) -> None:
+        """StateError: a piece that waits is too much for the media of a sequence now. Where its media stand
+        is in no state, so it can't be cut again.
+        """
+        waiting = state.waiting
+        over = np.flatnonzero(self.room.lacks(np.zeros_like(waiting.length), waiting.patches, waiting.frames))
+        if len(over):
+            first = int(over[0])
+            found = self.room.told(0, int(waiting.patches[first]), int(waiting.frames[first]))
+            name = state.names[int(waiting.source[first])]
+            raise StateError(
+                f"a waiting document of {name!r} (epoch {waiting.epoch[first]} position "
+                f"{waiting.position[first]}) has {found} now: resume once with the old strategy.limits"
+            )
 
     @property
     def size(self) -> int:
@@ -102,3 +132,16 @@ class Rules:
         """(n,) which pieces stay whole where documents are cut: media, and preference pairs."""
         pairs = [number for number, name in enumerate(self.names) if name in self.whole]
         return pieces.has_media | np.isin(pieces.source, pairs)
+
+
+def room(config: Config) -> Room:
+    """The most that a sequence of the job holds."""
+    limits = config.strategy.limits
+    return Room(config.sequence_length, limits.patches, limits.frames)
+
+
+def too_long(source: Source) -> TooLong:
+    """What becomes of its documents that are too much for a sequence. Of preference pairs the loader shortens
+    texts, and what has too many media goes: nothing parts a pair.
+    """
+    return "drop" if source.preference is not None and source.too_long == "truncate" else source.too_long

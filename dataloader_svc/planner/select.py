@@ -11,14 +11,14 @@ the missing block is named. Nothing here knows the mesh. `plan.py` makes the rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_balancers import PACKERS, pack_all
+from dataloader_balancers import PACKERS, Limit, pack_all
 from dataloader_balancers.strategy.nodes import CONCATENATE
 from dataloader_svc.config.methods import NONE
 from dataloader_svc.planner.concatenate import Packed, concatenated, sequences_needed
@@ -210,7 +210,7 @@ def _is_full(rules: Rules, pool: Pieces, age: NDArray[np.int64]) -> bool:
         return True
     if rules.pack == CONCATENATE:
         return sequences_needed(pool, rules.uncut(pool), rules.sequence_length) >= rules.num_sequences
-    needed = pack_all(rules.pack, pool.length, rules.sequence_length, **_preferences(rules, pool.length, age))
+    needed = pack_all(rules.pack, pool.length, rules.sequence_length, **_preferences(rules, pool, age))
     return int(needed.max()) + 1 >= rules.num_sequences
 
 
@@ -233,7 +233,7 @@ def _pack(rules: Rules, pool: _Pool) -> Packed:
     pieces, age = pool.pieces, pool.age
     taking_part = _taking_part(rules, pool)
     length = pieces.length[taking_part]
-    preferences = _preferences(rules, length, age[taking_part])
+    preferences = _preferences(rules, pieces.take(taking_part), age[taking_part])
     if rules.pack == NONE:
         placed, count = np.arange(len(length), dtype=np.int32), len(length)
     elif rules.num_sequences is None:
@@ -277,11 +277,15 @@ class _Preferences(TypedDict):
 
     priority: NDArray[np.int64]
     costs: NDArray[np.float64]
+    limits: Sequence[Limit]
 
 
-def _preferences(rules: Rules, length: NDArray[np.int64], age: NDArray[np.int64]) -> _Preferences:
-    priority = np.where(age >= PATIENT_STEPS, age, 0)
-    return _Preferences(priority=priority, costs=rules.llm_cost.of_documents(length))
+def _preferences(rules: Rules, pieces: Pieces, age: NDArray[np.int64]) -> _Preferences:
+    return _Preferences(
+        priority=np.where(age >= PATIENT_STEPS, age, 0),
+        costs=rules.llm_cost.of_documents(pieces.length),
+        limits=rules.limits(pieces),
+    )
 
 
 def _hold_back(

@@ -317,6 +317,7 @@ class PlannerService:
             state = replace(state, job=self._config.job)
         state = replace(state, skips=with_skips(state.skips, skips, state.step))
         adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
+        rules.check_waiting(adapted)
         adapted = replace(adapted.under(rules.schedule.digest), job=self._config.job)
         claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
         async with agreement.holding(claim, rank):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dataloader_svc.config.schema import Config
-from dataloader_svc.planner.pieces import cut
+from dataloader_svc.planner.pieces import Room, cut
 from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.state import State
@@ -238,7 +238,7 @@ LAYOUT = json.loads((DATA / "60-image-span-at-cutoff" / "layout.json").read_text
 @pytest.mark.parametrize("rule", ["truncate", "split", "drop"])
 def test_a_picture_is_all_in_or_all_out(layout, truncated, rule):
     sample, length = layout_sample(layout["spans"]), layout["seq_len"]
-    block = cut(probe_columns(BlockId("a", 0, 0), 0, [sample]), rule, length)
+    block = cut(probe_columns(BlockId("a", 0, 0), 0, [sample]), rule, Room(length))
     pieces = list(zip(block.piece_length.tolist(), block.piece_patches.tolist(), strict=True))
     if rule == "truncate":
         assert pieces == truncated

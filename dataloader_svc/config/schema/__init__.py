@@ -16,6 +16,7 @@ from dataloader_svc.config.schema.storage import StorageSettings
 from dataloader_svc.config.schema.strategy import (
     Cost,
     EncoderCostConfig,
+    Limits,
     LlmCostConfig,
     Mesh,
     Ranks,
@@ -44,6 +45,7 @@ __all__ = [
     "GlobalBatch",
     "Images",
     "Interleaved",
+    "Limits",
     "LlmCostConfig",
     "Loader",
     "Markers",

@@ -21,13 +21,15 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
     "pack": {
         "sequences": "the job's `global_batch` says it",
         "capacity": "the job's `sequence_length` says it",
-        "limits": "the service caps sequences by tokens alone",
     },
     "balance": {
         "alternatives": "the service takes the order of arrival wherever nothing gains over it",
         "caps": "caps of ranks make sequences wait, which the service does not do once they are packed",
     },
 }
+LIMITED = ("patches", "frames")
+"""What of a sequence `limits` caps beside its tokens."""
+
 _DEFAULTS = {"unit": "tokens", "alternatives": True}
 
 
@@ -71,7 +73,10 @@ def _fields(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if name == "cost":
         return {"cost": {phase: _cost(phase, value) for phase, value in arguments.items()}}
     if name == "pack":
-        return {"pack": arguments.get("method", "best_fit")}
+        limits = arguments.get("limits") or {}
+        if unknown := sorted(set(limits) - set(LIMITED)):
+            raise StrategyError(f"pack: limits has {unknown[0]!r}; the service counts {', '.join(LIMITED)}")
+        return {"pack": arguments.get("method", "best_fit"), **({"limits": limits} if limits else {})}
     if name == "balance":
         counts = {"counts": arguments["counts"]} if "counts" in arguments else {}
         return {"balance": arguments.get("method", "lpt"), **counts}

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from dataloader_balancers.pack.pieces import LARGEST
 from dataloader_balancers.strategy import StepError
 from dataloader_svc.config.code_files import split_function
 from dataloader_svc.config.schema.model import Model
-from dataloader_svc.config.schema.steps import fields_of
+from dataloader_svc.config.schema.steps import LIMITED, fields_of
 
 
 class LlmCostConfig(Model):
@@ -98,6 +99,24 @@ class Wait(Model):
     )
 
 
+class Limits(Model):
+    """The most that a sequence holds beside `sequence_length` tokens. A document above it is cut between its
+    media, or left out, by its source's `too_long`.
+    """
+
+    patches: int | None = Field(
+        default=None, gt=0, le=LARGEST, description="Encoder patches of its pictures and clips. None: any."
+    )
+    frames: int | None = Field(
+        default=None, gt=0, le=LARGEST, description="Mel frames of its sound. None: any number."
+    )
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Name -> the most, of those that are set."""
+        return {name: most for name in LIMITED if (most := getattr(self, name)) is not None}
+
+
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -140,6 +159,10 @@ class Strategy(Model):
         description="A packer of dataloader_balancers.PACKERS; concatenate, which cuts documents wherever a "
         "sequence is full; none, where each is a sequence of its own; or MODULE:FUNCTION of the signature of "
         "packers.",
+    )
+    limits: Limits = Field(
+        default_factory=Limits,
+        description="The most that a sequence holds beside tokens, for the memory of encoders.",
     )
     cost: Cost = Field(default_factory=Cost, description="What work costs, by phase.")
     balance: str = Field(
@@ -233,7 +256,9 @@ class Strategy(Model):
 
 
 def _same(name: str, one: object, other: object) -> bool:
-    return Cost.model_validate(one) == Cost.model_validate(other) if name == "cost" else one == other
+    models: dict[str, type[Cost | Limits]] = {"cost": Cost, "limits": Limits}
+    model = models.get(name)
+    return one == other if model is None else model.model_validate(one) == model.model_validate(other)
 
 
 class Mesh(Model):

@@ -258,3 +258,17 @@ def test_what_a_function_gets_wrong_later_is_the_configurations_fault(folder: Pa
     with pytest.raises(ConfigError, match="strategy.pack: own_strategy:late put 18 tokens into sequence 0"):
         packer([9, 9], 1, 10)
     del PACKERS["own_strategy:late"]
+
+
+def test_a_list_limits_what_a_sequence_holds(folder: Path) -> None:
+    config = load(folder, "  steps: [{pack: {limits: {patches: 4096}}}, distribute]\n")
+    assert config.strategy.limits.given == {"patches": 4096}
+    assert Config.model_validate(config.model_dump(mode="json")) == config
+    assert config_hash(config, folder) != config_hash(load(folder, "  steps: [pack, distribute]\n"), folder)
+    (problem,) = problems(folder, "  steps: [{pack: {limits: {pictures: 3}}}, distribute]\n")
+    assert "limits has 'pictures'; the service counts patches, frames" in problem
+
+
+def test_where_documents_are_cut_anywhere_media_have_no_limit(folder: Path) -> None:
+    (problem,) = problems(folder, "  pack: concatenate\n  limits: {patches: 4096}\n")
+    assert "concatenate caps sequences by tokens alone" in problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dataloader_svc.errors import Reason, SourceError
-from dataloader_svc.planner.pieces import cut
+from dataloader_svc.planner.pieces import Room, cut
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.sample import BlockId
 from dataloader_svc.testing.planning import PlanDriver, plan_config
@@ -42,7 +42,7 @@ def test_a_source_of_which_nothing_is_left():
 
 
 def test_a_record_names_no_row_of_them_and_survives_the_log():
-    block = cut(probe_columns(BlockId("a", 0, 0), 10, [FILTERED, Sample(4), Sample(0)]), "split", 32)
+    block = cut(probe_columns(BlockId("a", 0, 0), 10, [FILTERED, Sample(4), Sample(0)]), "split", Room(32))
     assert [(row.position, row.shard, row.reason) for row in block.skipped] == [
         (10, "", "filtered"),
         (12, "a.jsonl", "empty_text"),

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dataloader_svc.errors import Reason
-from dataloader_svc.planner.pieces import BlockPieces, Pieces, TooLongError, cut
+from dataloader_svc.planner.pieces import BlockPieces, Pieces, Room, TooLongError, cut
 from dataloader_svc.sample import BlockId
 from dataloader_svc.testing.scripted_loader import Sample, probe_columns
 
 BLOCK = BlockId("a", 2, 7)
 
 
-def pieces_of(samples: list[Sample], rule: str, length: int, start: int = 100) -> BlockPieces:
-    return cut(probe_columns(BLOCK, start, samples), rule, length)
+def pieces_of(samples: list[Sample], rule: str, length: int, start: int = 100, **media: int) -> BlockPieces:
+    return cut(probe_columns(BLOCK, start, samples), rule, Room(length, **media))
 
 
 def ranges(block: BlockPieces) -> list[list[tuple[int, int, int]]]:
@@ -100,7 +100,7 @@ def test_skipped_rows_of_a_range():
 def test_a_bad_sample_that_its_probe_does_not_list_still_has_a_reason():
     probe = probe_columns(BLOCK, 0, [Sample(3), Sample(4)])
     probe.tokens[1] = 0
-    assert [(row.position, row.reason) for row in cut(probe, "split", 8).skipped] == [(1, "bad_record")]
+    assert [(row.position, row.reason) for row in cut(probe, "split", Room(8)).skipped] == [(1, "bad_record")]
 
 
 def test_pieces_join_and_part():
@@ -119,3 +119,29 @@ def test_a_cut_runs_between_clips_of_sound():
     run = block.run(0, 2, source=0)
     assert run.frames.tolist() == [24, 24, 22, 8]
     assert run.has_media.tolist() == [True] * 4
+
+
+def test_a_document_of_too_many_patches_is_cut_before_the_picture_that_has_no_room():
+    assert ranges(pieces_of([MEDIA], "split", 100, patches=127)) == [[(0, 36, 64), (36, 22, 64)]]
+    assert ranges(pieces_of([MEDIA], "truncate", 100, patches=64)) == [[(0, 36, 64)]]
+    assert ranges(pieces_of([MEDIA], "split", 100, patches=128)) == [[(0, 58, 128)]]
+
+
+def test_a_document_of_too_much_sound_is_cut_between_clips():
+    clips = ((2, 6, 0, 24), (8, 6, 0, 24), (14, 6, 0, 22))
+    block = pieces_of([Sample(20, clips)], "split", 100, frames=48)
+    assert ranges(block) == [[(0, 14, 0), (14, 6, 0)]]
+    assert block.piece_frames.tolist() == [48, 22]
+
+
+@pytest.mark.parametrize("rule", ["split", "truncate", "drop"])
+def test_a_picture_of_more_patches_than_a_sequence_may_have_takes_its_document_along(rule):
+    block = pieces_of([Sample(17, ((0, 16, 64),)), Sample(3)], rule, 40, patches=63)
+    assert block.position.tolist() == [101]
+    (row,) = block.skipped
+    assert (row.reason, row.detail) == (Reason.TOO_LONG, "64 patches, strategy.limits.patches 63")
+
+
+def test_error_names_the_limit():
+    with pytest.raises(TooLongError, match=r"position 100 has 128 patches, strategy\.limits\.patches 100"):
+        pieces_of([MEDIA], "error", 100, patches=100)

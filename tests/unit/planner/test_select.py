@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from dataloader_svc.errors import DataError, SourceError
-from dataloader_svc.planner.pieces import BlockPieces, cut
+from dataloader_svc.planner.pieces import BlockPieces, Room, cut
 from dataloader_svc.planner.select import Ended, Needed, Rules, Selected, select
 from dataloader_svc.planner.state import State
 from dataloader_svc.planner.supply import Epoch, Supply
@@ -20,7 +20,7 @@ from dataloader_svc.testing.scripted_loader import Sample, ScriptedSources
 
 
 def block_of(sources: ScriptedSources, block: BlockId, length: int) -> BlockPieces:
-    return cut(sources.probe(block), "split", length)
+    return cut(sources.probe(block), "split", Room(length))
 
 
 def stocked(sources: ScriptedSources, length: int, epochs: int = 3) -> dict[str, Supply]:
