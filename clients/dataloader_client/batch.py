@@ -135,7 +135,8 @@ FIELDS: tuple[Field, ...] = (
 )
 """Every array of a microbatch. `stages`: which pipeline stage gets it; with pp = 1 a rank is both ends.
 `when`: `cp` only with cp > 1; `pairs` in each batch of a job that has a source of preference pairs; `image`,
-`video` and `audio` on every rank whenever the step has one anywhere."""
+`video` and `audio` on every rank whenever the step has one anywhere; with `ensure_modality` a
+rank without has one of zeros there, behind no token: its `_index` and `_position` are empty."""
 
 _SPAN_NAMES = frozenset(spec.name for spec in SPAN_FIELDS)
 

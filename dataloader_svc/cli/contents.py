@@ -151,6 +151,8 @@ def _media_of(batch: Batch, rule: VisionRule) -> Iterator[tuple[int, Medium]]:
         if pixels not in arrays:
             continue
         index, position = arrays[f"{kind}_index"], arrays[f"{kind}_position"]
+        if not len(index):
+            continue  # a placeholder of `ensure_modality` at most
         grids = arrays[f"{kind}_grid_thw"]
         bounds = np.concatenate([[0], np.cumsum(grids.prod(axis=1))]).tolist()
         merged = rule.merge**2
@@ -164,8 +166,8 @@ def _media_of(batch: Batch, rule: VisionRule) -> Iterator[tuple[int, Medium]]:
 def _clips_of(batch: Batch, rule: MelRule) -> Iterator[tuple[int, Clip]]:
     """(first placeholder token in the microbatch, clip) of all sound."""
     arrays = batch.numpy
-    if "audio_features" not in arrays:
-        return
+    if "audio_features" not in arrays or not len(arrays["audio_index"]):
+        return  # no sound, or a placeholder of `ensure_modality`
     token_of_row = dict(zip(arrays["audio_index"].tolist(), arrays["audio_position"].tolist(), strict=True))
     at = 0
     for frames in arrays["audio_lengths"].tolist():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
+from dataloader_svc.constructor.placeholders import placeholder_bytes
 from dataloader_svc.constructor.ragged import ragged
 from dataloader_svc.constructor.sound import Clips
 from dataloader_svc.constructor.step import AUDIO, KINDS, Samples, StepPlan
@@ -37,7 +38,8 @@ class Form:
     `merge`^2 patches are one token; a patch is `pixel_width` = 3*patch*patch bytes. `pairs`: a source of the
     job has preference pairs, so all batches have their fields. `frames_per_token` mel frames are one token; a
     frame is `mel_bins` float32. `to_longest`: padded rows are as long as the longest of their microbatch,
-    not as `sequence_length`.
+    not as `sequence_length`. `ensure_modality`: a slice without media of a kind that the step has elsewhere
+    gets a placeholder.
     """
 
     layout: Layout
@@ -49,6 +51,7 @@ class Form:
     mel_bins: int = 128
     frames_per_token: int = 4
     to_longest: bool = False
+    ensure_modality: bool = False
 
     @property
     def multiple(self) -> int:
@@ -362,6 +365,8 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     tokens += plan.num_microbatches * len(dp_ranks) * form.padded(0)
     uncut = tokens * per_token + payload + placeholders
     kept = tokens * per_token + pieces * per_piece + payload * form.cp + placeholders
+    if form.ensure_modality:
+        kept += placeholder_bytes(form) * plan.num_microbatches * len(dp_ranks) * form.cp
     everything = int(plan.length.sum()) * fetched + int(num_bytes.sum())
     return everything + (uncut if form.cp > 1 else tokens), kept
 

@@ -95,6 +95,7 @@ class Session:
             mel_bins=config.mel.bins,
             frames_per_token=config.mel.frames_per_token,
             to_longest=config.pad_to == "longest",
+            ensure_modality=config.ensure_modality,
         )
         self._cut = CUTS[config.strategy.context_parallel]
         self._plans: dict[int, _Planned] = {}

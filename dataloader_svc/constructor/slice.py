@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dataloader_client.batch import FIELDS
 from dataloader_svc.constructor.collate import PIXELS, Form, Microbatch
+from dataloader_svc.constructor.placeholders import with_placeholders
 from dataloader_svc.constructor.ragged import ragged
 from dataloader_svc.constructor.sound import sound_of_slice
 
@@ -41,6 +42,8 @@ def slices(microbatch: Microbatch, form: Form, cut: Cut) -> list[dict[str, NDArr
 
 
 def _shaped(arrays: dict[str, NDArray[Any]], form: Form, rows: int) -> dict[str, NDArray[Any]]:
+    if form.ensure_modality:
+        arrays = with_placeholders(arrays, form)
     if form.layout == "padded":
         for name in (*_TOKEN_FIELDS, "cp_index"):
             if name in arrays:

@@ -73,6 +73,11 @@ class Config(Model):
         description="Of the padded layout: rows are as long as sequence_length, or as the longest of their "
         "microbatch. On each rank rows of like cost share a microbatch, so that little of it is padding.",
     )
+    ensure_modality: bool = Field(
+        default=False,
+        description="A rank without pictures, videos or sound, in a step that has some on another rank, gets "
+        "the smallest there is, of zeros and behind no token: its encoder runs in every collective.",
+    )
     last_batch: Literal["pad", "drop"] = Field(
         default="pad",
         description="A last step that is not full, in the unit of global_batch (sequences: some would be "
