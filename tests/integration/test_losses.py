@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataloader_client import Coords, DataServiceLoader, Mesh
+from dataloader_client import Coords, DataServiceLoader, Mesh, MixtureError
 from dataloader_client.adaptive import Bounds, by_excess_loss
 from dataloader_client.losses import FloatArray, losses_by_source
-from reading import take_step
+from reading import assert_equal, fingerprint, take_step
 from real_job import job_values, run_cli, serve, write_config, write_data
 
 DECLARED = {"notes": 0.4, "pages": 0.4, "photos": 0.2}
@@ -74,3 +74,34 @@ def test_weights_made_of_losses_outlive_a_kill_of_all_roles(config: Path) -> Non
         assert (carried["at_step"], carried["weights"]) == (made.at_step, made.weights)
         shown = run_cli("mixture", served.address, "show")
         assert f"photos=0.3, from step {made.at_step} on" in shown.stdout
+
+
+def test_an_older_checkpoint_replays_what_was_changed_and_says_what_is_planned(config: Path) -> None:
+    with serve(config) as served:
+        with DataServiceLoader(served.address, mesh=Mesh()) as loader:
+            take_step(loader)
+            older = loader.state_dict()
+            made = loader.set_mixture({"notes": 0.2, "pages": 0.4, "photos": 0.4})
+            seen = {}
+            while loader.state_dict()["step"] <= made.at_step + 2:
+                batches = take_step(loader)
+                seen[batches[0].step] = fingerprint(batches)
+        with DataServiceLoader(served.address, mesh=Mesh()) as loader:
+            loader.load_state_dict(older)
+            first = take_step(loader)
+            assert first[0].step == 1
+            assert_equal({1: fingerprint(first)}, seen)
+            # The trainer decides anew, and differently, for the step for which it did before.
+            with pytest.raises(
+                MixtureError, match=f"step {made.at_step} is already planned: the first .* is"
+            ):
+                loader.set_mixture({"notes": 1.0}, at_step=made.at_step)
+            for step in range(2, max(seen) + 1):
+                assert_equal({step: fingerprint(take_step(loader))}, seen)
+            (carried,) = loader.state_dict()["service"]["mixture"]
+            assert (carried["at_step"], carried["weights"]) == (made.at_step, made.weights)
+            again = loader.set_mixture({"notes": 1.0})
+            assert again.at_step > made.at_step
+            while loader.state_dict()["step"] <= again.at_step:
+                take_step(loader)
+            assert loader.state_dict()["service"]["mixture"][-1]["weights"] == again.weights
