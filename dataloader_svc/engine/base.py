@@ -38,6 +38,9 @@ STOP_GRACE_S = 10.0
 """Time to finish after being asked to stop, before being killed: a planner's commit takes milliseconds, a
 constructor's last batch in flight to a slow trainer seconds."""
 
+LAST_GRACE_S = 2.0
+"""What is left of it at least for a kind of role that is stopped after one that used it up."""
+
 REPLACE_GRACE_S = 2.0
 """For one that is slow to give its last answers: its work has gone to others."""
 
@@ -127,5 +130,8 @@ class Engine(Protocol):
         ...
 
     async def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop all roles in STOP_ORDER, each kind together. Nothing can be started afterwards."""
+        """Stop all roles in STOP_ORDER, each kind together. Nothing can be started afterwards.
+
+        `grace_s` is for all of them together: where the first hang, the others have LAST_GRACE_S each.
+        """
         ...

@@ -22,6 +22,7 @@ from typing import Any, Self
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.engine.base import (
     FINAL_EXIT_CODES,
+    LAST_GRACE_S,
     REPLACE_GRACE_S,
     STOP_GRACE_S,
     STOP_ORDER,
@@ -121,9 +122,11 @@ class LocalEngine:
 
     async def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
         self._closed = True
+        until = self._clock.monotonic() + grace_s
         for kind in STOP_ORDER:
+            left_s = max(until - self._clock.monotonic(), min(grace_s, LAST_GRACE_S))
             await asyncio.gather(
-                *(role.stop(grace_s) for role in self._roles.values() if role.spec.role == kind)
+                *(role.stop(left_s) for role in self._roles.values() if role.spec.role == kind)
             )
         self._on_change()
 

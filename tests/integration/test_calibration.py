@@ -133,6 +133,25 @@ def test_the_hidden_model_is_found_and_steps_are_placed_again_as_they_were(
     assert "dp rank 2 is slow" in served.logs()
 
 
+def test_a_planner_killed_behind_the_writing_of_factors_comes_back_with_them(
+    data: Path, tmp_path: Path
+) -> None:
+    """They hold from a step that nobody has seen: what was delivered stays as it was."""
+    strategy = {"cost": CONFIGURED, "calibrate": True}
+    config = write_config(tmp_path / "job.yaml", job_values(data, strategy=strategy))
+    mark = tmp_path / "planner.factors_written_kill_1"
+    fault = {"DATALOADER_FAULT": "planner.factors_written:kill:1", "DATALOADER_FAULT_DIR": str(tmp_path)}
+    with serve(config, **fault) as served, ExitStack() as stack:
+        trainers = Trainers(served, stack)
+        fired = next(step for step in trainers.steps(MOST_STEPS) if mark.exists())
+        served.wait_said("planner-0 is back")
+        found = calibration(served, config)
+        assert found.factors
+        for rank, loader in enumerate(trainers.loaders):
+            for number in range(0, fired + 1, 5):
+                assert spans_of(loader.read(number)) == trainers.spans[rank, number]
+
+
 def explained(config: Path, step: int) -> dict[str, Any]:
     result = run_cli("explain", config, "--step", step, "--json")
     assert result.returncode == 0, result.stderr

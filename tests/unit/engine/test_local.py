@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dataloader_svc.engine.base import RoleSpec, RoleState
+from dataloader_svc.engine import local
+from dataloader_svc.engine.base import LAST_GRACE_S, RoleSpec, RoleState
 from dataloader_svc.engine.child import CONTROL_FD
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.restart import RestartPolicy
 from dataloader_svc.errors import EngineError
+from dataloader_svc.testing.fakes import FakeClock
 
 SPEC = RoleSpec("loader", 0)
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.01)
@@ -163,17 +165,44 @@ def test_who_is_cancelled_while_starting_leaves_a_role_that_close_stops(tmp_path
 
 
 def test_a_broken_supervision_is_seen(tmp_path):
-    class BrokenClock:
+    class BrokenClock(FakeClock):
+        broken = True
+
         def monotonic(self):
-            raise RuntimeError("no time")
+            if self.broken:
+                raise RuntimeError("no time")
+            return super().monotonic()
+
+    clock = BrokenClock()
 
     async def scenario(engine):
         with pytest.raises(EngineError, match="supervision broke: RuntimeError\\('no time'\\)"):
             await engine.start(SPEC)
         with pytest.raises(EngineError, match="no time"):
             await engine.wait_for(lambda roles: False)
+        clock.broken = False
 
-    run(scenario, tmp_path, python(), clock=BrokenClock())
+    run(scenario, tmp_path, python(), clock=clock)
+
+
+def test_roles_that_hang_share_the_time_to_end(tmp_path, monkeypatch):
+    clock, graces = FakeClock(), {}
+    stop = local._Role.stop
+
+    async def hang(role, grace_s):
+        graces[role.spec.role] = grace_s
+        clock.advance(grace_s)  # all that it was given
+        await stop(role, 0)
+
+    monkeypatch.setattr(local._Role, "stop", hang)
+
+    async def scenario(engine):
+        for role in ("planner", "loader", "constructor"):
+            await engine.start(RoleSpec(role, 0))
+        await engine.close(grace_s=10)
+        assert graces == {"constructor": 10, "planner": LAST_GRACE_S, "loader": LAST_GRACE_S}
+
+    run(scenario, tmp_path, python(), clock=clock)
 
 
 def test_exits_in_words():
