@@ -44,11 +44,11 @@ def by_learning_speed(
     with floor, scale >= 0, and with h the mean past share of the source, wanted = declared * h ** credit *
     speed, made to sum to 1. The weights go `smoothing` of the way to it, and what is nearest to that within
     `bounds` by relative entropy is returned. Until every source has three losses, the weights stay as they
-    are: a law has three unknowns. So they do where no source is learned any more. Unlike in the paper, shares
-    are weighed by their mean h and not corrected for each other, and the start is not left out of the fit.
+    are: a law has three unknowns. So they do where no source is learned any more.
 
     The fit is of least squares, in floor and scale exactly, for exponents from 0.05 to 1. When 64 losses of a
     source are kept, every second one is dropped.
+    Early losses are fitted too: call it after the warm-up of the learning rate, whose losses follow no law.
 
     ValueError names the source: a number that is not finite, a loss without targets, one that is unknown,
     weights outside of `bounds`, a state that is none.
