@@ -110,7 +110,7 @@ class TinyVlm(nn.Module):
             x = block(x, inputs["position_ids"], bounds)
         wanted = inputs["labels"] >= 0
         logp = self.head(self.norm(x)[wanted], inputs["labels"][wanted]).output
-        # A rank without media still takes part in the all-reduce of the encoder's gradients.
+        # Steps without media anywhere: the all-reduce of the encoder's gradients wants some all the same.
         idle = 0.0 * sum(parameter.sum() for parameter in self.vision.parameters())
         return -(logp * inputs["loss_weight"][wanted]).sum() + idle
 
