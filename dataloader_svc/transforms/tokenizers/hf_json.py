@@ -135,7 +135,8 @@ def from_document(
         *(AddedToken(word, number, special=True) for word, number in special.items()),
     ]
     plain = _plain_document(document, added)
-    library = _load(plain, file)
+    text = _text(plain)  # dumped once: a real vocabulary is megabytes
+    library = _load(text, file)
     tokens = tuple(_token(entry) for entry in plain["added_tokens"])
     for token in tokens:
         if library.token_to_id(token.word) != token.id:
@@ -145,16 +146,18 @@ def from_document(
             )
     prefix, unprefixed = _prefix(plain)
     first = TokenizersEncoder(library)
-    inner = first if unprefixed is None else TokenizersEncoder(_load(unprefixed, file))
+    inner_text = None if unprefixed is None else _text(unprefixed)
+    inner = first if inner_text is None else TokenizersEncoder(_load(inner_text, file))
 
     def fast() -> Encoders:
-        start = FastokensEncoder(_text(plain))
-        return Encoders(start, start if unprefixed is None else FastokensEncoder(_text(unprefixed)))
+        # Holds texts, not documents: parsed, a vocabulary takes many times the memory.
+        start = FastokensEncoder(text)
+        return Encoders(start, start if inner_text is None else FastokensEncoder(inner_text))
 
     return TokenizerFile(
         name=str(file),
         library="tokenizers",
-        content=_text(plain).encode(),
+        content=text.encode(),
         words=_Words(library, tokens),
         added=tokens,
         settings=settings,
@@ -176,9 +179,9 @@ def _ids(document: Document) -> dict[str, int]:
     return {**ids, **{entry["content"]: int(entry["id"]) for entry in document.get("added_tokens") or ()}}
 
 
-def _load(document: Document, file: Path) -> tokenizers.Tokenizer:
+def _load(text: str, file: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(_text(document))
+        return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception for what it can't parse
         raise ConfigError(f"tokenizer {file}: not a tokenizers file: {error}") from None
 
