@@ -57,6 +57,21 @@ def test_typed_control_words_are_text(folder: Path, backend: Any, word: str) -> 
     assert tokenizer.decode(ids) == text
 
 
+def test_a_vocabulary_is_dumped_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dumped: list[object] = []
+    dumps = json.dumps
+
+    def counted(document: object, **options: Any) -> str:
+        dumped.append(document)
+        return dumps(document, **options)
+
+    file = folder / "tokenizer.json"
+    document = json.loads(file.read_text())
+    monkeypatch.setattr(json, "dumps", counted)
+    hf_json.from_document(document, file, {}).fast()
+    assert len(dumped) == 1
+
+
 def test_an_ordinary_added_token_stays_one(tokenizer: Tokenizer) -> None:
     ids, _ = tokenizer.encode_batch([tiny.THINK])
     assert len(ids) == 1
