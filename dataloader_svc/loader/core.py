@@ -77,7 +77,9 @@ class BlockTable:
         self.rereads = 0
         self._held: dict[BlockId, _Held] = {}  # least recently used first
         self._reading: dict[BlockId, int] = {}  # bytes reserved
-        self._lost: set[BlockId] = set()  # dropped while leased; read again or released, they leave
+        self._lost: dict[
+            BlockId, int
+        ] = {}  # bytes of those dropped while leased, until read again or released
 
     @property
     def held_bytes(self) -> int:
@@ -88,6 +90,17 @@ class BlockTable:
     def held_blocks(self) -> int:
         """Blocks held."""
         return len(self._held)
+
+    @property
+    def leased_blocks(self) -> int:
+        """Blocks that are in use, held or not."""
+        return len(self._lost) + sum(not held.released for held in self._held.values())
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of the blocks in use, held or not. With a lower limit, blocks are read again and again."""
+        leased = sum(held.num_bytes for held in self._held.values() if not held.released)
+        return leased + sum(self._lost.values())
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._held
@@ -115,11 +128,11 @@ class BlockTable:
                 held.released = held.released and not leased
                 self._held[block] = held  # now the last to go
             case Released(block):
-                self._lost.discard(block)
+                self._lost.pop(block, None)
                 if block in self._held:
                     self._held[block].released = True
             case Forgotten(block):
-                self._lost.discard(block)
+                self._lost.pop(block, None)
                 return () if self._held.pop(block, None) is None else (block,)
         return ()
 
@@ -136,7 +149,7 @@ class BlockTable:
         self._reading[block] = num_bytes
         self.reads += 1
         if block in self._lost:
-            self._lost.remove(block)
+            del self._lost[block]
             self.rereads += 1
         return dropped
 
@@ -153,12 +166,12 @@ class BlockTable:
             excess -= held.num_bytes
             dropped.append(block)
             if not held.released:
-                self._lost.add(block)
+                self._lost[block] = held.num_bytes
         return tuple(dropped)
 
     def validate(self) -> None:
         """What holds after every event."""
         assert self.held_bytes + sum(self._reading.values()) <= self.limit_bytes, "memory limit"
         assert not self._held.keys() & self._reading.keys(), "a block is held or being read"
-        assert not self._held.keys() & self._lost, "a lost block is not held"
+        assert not self._held.keys() & self._lost.keys(), "a lost block is not held"
         assert self.rereads <= self.reads

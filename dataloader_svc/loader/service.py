@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,6 +44,9 @@ READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in
 _HELD_PER_SOURCE_BYTE = 1.5
 """Estimate of a held block's bytes from the index's. Text: 4 + 1 bytes a token of about 4 bytes."""
 
+_SAY_AGAIN_S = 60.0
+"""Between two warnings that memory is short."""
+
 _ALL_SHARDS = plan_pb2.Listing()
 
 
@@ -69,6 +73,7 @@ class LoaderService:
         self._compared = 0  # documents encoded a second time
         self._differing: set[SampleId] = set()
         self._meter = Meter(self._clock)
+        self._said_short = -math.inf
         self._room = asyncio.Condition()
         self._readers = ThreadPoolExecutor(READ_THREADS, f"{self.name}-read")
         self._builders = ThreadPoolExecutor(READ_THREADS, f"{self.name}-fetch")
@@ -256,7 +261,10 @@ class LoaderService:
             )
         async with self._room:
             await self._room.wait_for(lambda: self._table.fits(estimate))
+            rereads = self._table.rereads
             self._drop(self._table.apply(core.Wanted(block, estimate)))
+            if self._table.rereads > rereads:
+                self._say_short(block)
         try:
             held = await self._in(self._readers, lambda: self._read_now(block, reader, estimate))
         except BaseException:
@@ -267,6 +275,19 @@ class LoaderService:
         await self._end_read(core.Read(block, held.num_bytes))
         faultpoint.point("loader.block_read")
         return held
+
+    def _say_short(self, block: BlockId) -> None:
+        """That the blocks in use do not fit: nothing is wrong, but where each step does it, it is slow."""
+        table, now = self._table, self._clock.monotonic()
+        if now < self._said_short + _SAY_AGAIN_S:
+            return
+        self._said_short = now
+        read, use = f"{table.rereads} of {table.reads} reads", f"{table.leased_blocks} blocks in use"
+        log.warning(
+            "%s: block %s is read again (%s): %s take %d bytes and loader.memory is %d; raise it, or "
+            "loader.count, or lower shuffle.block of the sources",
+            *(self.name, block, read, use, table.leased_bytes, table.limit_bytes),
+        )
 
     def _read_now(self, block: BlockId, reader: SourceReader, num_bytes: int) -> HeldBlock:
         """In a thread. Measured by the bytes in the files: they are known before."""

@@ -87,7 +87,12 @@ class LoaderPool:
             frame = await peer.fetch(methods.PROBE, request, timeout_s=_PROBE_TIMEOUT_S)
             return probe_from_frame(frame)
 
-        columns = await self._until_it_works(f"read block {block}", self._least_loaded, call)
+        def choose() -> str:
+            # Leased from now on: of many probes at once, each must see those that wait for their turn.
+            self._holder[block] = self._least_loaded()
+            return self._holder[block]
+
+        columns = await self._until_it_works(f"read block {block}", choose, call)
         self._shadows.read_ahead(block, request)
         return columns
 

@@ -80,11 +80,13 @@ def test_rereads_are_counted_where_memory_was_short() -> None:
     table.apply(Wanted(block(2), 30))
     table.apply(Read(block(2), 30))
     assert (table.reads, table.rereads) == (3, 0)
+    assert (table.leased_blocks, table.leased_bytes, table.held_bytes) == (3, 90, 60)
     table.apply(Wanted(block(0), 30))
     assert (table.reads, table.rereads) == (4, 1)
     # A released block that went was not needed any more: reading it anew is no loss.
     table.apply(Read(block(0), 30))
     table.apply(Released(block(0)))
+    assert (table.leased_blocks, table.leased_bytes) == (2, 60)
     assert table.apply(Wanted(block(4), 30)) == (block(0),)
     table.apply(Read(block(4), 30))
     table.apply(Wanted(block(0), 30))

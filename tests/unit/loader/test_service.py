@@ -204,7 +204,9 @@ def test_a_failed_read_is_told_to_all_and_tried_again(
     run(config, folder, scenario)
 
 
-def test_memory_is_bounded_and_what_was_dropped_is_read_again(folder: Path) -> None:
+def test_memory_is_bounded_and_what_was_dropped_is_read_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = configured(loader={"memory": 4000})
 
     async def scenario(service: LoaderService, peer: Peer) -> None:
@@ -225,6 +227,9 @@ def test_memory_is_bounded_and_what_was_dropped_is_read_again(folder: Path) -> N
             assert np.array_equal(alone.arrays["ids"], together.arrays["ids"][a:b])
 
     run(config, folder, scenario)
+    said = [record.getMessage() for record in caplog.records if "is read again" in record.getMessage()]
+    assert len(said) == 1, "once, not for each"
+    assert "loader.memory is 4000; raise it, or loader.count, or lower shuffle.block" in said[0]
 
 
 def test_reads_wait_for_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

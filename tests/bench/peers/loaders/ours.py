@@ -28,11 +28,13 @@ def convert(task: Task) -> None:
     shards.image_tars(Path(task.data, "images"), task.folder / "images")
 
 
-def sources_of(task: Task) -> dict[str, dict[str, str]]:
+def sources_of(task: Task) -> dict[str, dict[str, Any]]:
     """The configuration's sources."""
     if task.workload == "sources":
         paths = sorted(Path(task.data, "sources").glob("*.parquet"))[: task.sources]
-        return {f"s{path.stem}": {"format": "parquet", "path": str(path), "text": "text"} for path in paths}
+        # One block of each source is held at a time: with 306 of 16 MiB they would not fit in loader.memory.
+        fields = {"format": "parquet", "text": "text", "shuffle": {"block": 2**20}}
+        return {f"s{path.stem}": {**fields, "path": str(path)} for path in paths}
     return {
         name: {**fields, "path": fields["path"].format(data=task.data, converted=task.converted)}
         for name, fields in SOURCES[task.workload].items()
