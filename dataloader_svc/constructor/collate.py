@@ -346,21 +346,19 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     per_token, per_piece, fetched = 44, 48, 6
     if form.pairs:
         per_token, per_piece = per_token + 4, per_piece + 16
-    tokens, pieces, payload, placeholders = 0, 0, 0, 0
     sums = plan.sequence_tokens
     num_bytes = plan.patches * form.pixel_width + plan.frames * 4 * form.mel_bins
     indexed = plan.patches // form.merge**2 * (16 + 4 * form.cp)
     indexed += plan.frames // form.frames_per_token * (16 + 8 * form.cp)
-    totals = [np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed)]
     spot = plan.dp_rank * plan.num_microbatches + plan.microbatch
     longest = np.zeros(int(spot.max(initial=0)) + 1, np.int64)
     np.maximum.at(longest, spot, sums)
-    for sequence in np.flatnonzero(np.isin(plan.dp_rank, list(dp_ranks))).tolist():
-        low, high = plan.sequence_offsets[sequence : sequence + 2].tolist()
-        tokens += form.padded(int(sums[sequence]), int(longest[spot[sequence]]))
-        pieces += high - low + 2
-        payload += int(totals[0][high] - totals[0][low])
-        placeholders += int(totals[1][high] - totals[1][low])
+    mine = np.isin(plan.dp_rank, list(dp_ranks))
+    low, high = plan.sequence_offsets[:-1][mine], plan.sequence_offsets[1:][mine]
+    totals = (np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed))
+    payload, placeholders = (int((total[high] - total[low]).sum()) for total in totals)
+    pieces = int((high - low).sum()) + 2 * len(low)
+    tokens = sum(map(form.padded, sums[mine].tolist(), longest[spot[mine]].tolist()))
     # An empty microbatch still has its padding.
     tokens += plan.num_microbatches * len(dp_ranks) * form.padded(0)
     uncut = tokens * per_token + payload + placeholders
