@@ -16,7 +16,8 @@ class Shuffle(Model):
     block: Bytes = Field(
         default=16 * 2**20,
         description="Bytes of a block: extents drawn from anywhere in the source are joined until this "
-        "size, and their samples shuffled together. Larger mixes better and holds more memory.",
+        "size, and their samples shuffled together. Larger mixes better and holds more memory: one of each "
+        "source is held at a time, so with hundreds of sources lower this or raise `loader.memory`.",
     )
 
 
