@@ -246,6 +246,14 @@ def _job_notes(loaded: LoadedConfig, reports: Reports) -> Iterator[str]:
             f"{_gib(most)}: files will be expanded again and again while they are read; raise it, or store "
             "them uncompressed or as parquet"
         )
+    loader = loaded.config.loader
+    total, most = sum(report.block_bytes for report in reports.values()), loader.memory * loader.count
+    if total > most:
+        yield (
+            f"loader: a block of each of {len(reports)} sources takes {_gib(total)} together, and "
+            f"loader.memory times loader.count is {_gib(most)}: blocks will be read again at each step, many times slower; "
+            f"raise one of them, or divide shuffle.block of the sources by {math.ceil(total / most)}"
+        )
 
 
 def _gib(size: int) -> str:

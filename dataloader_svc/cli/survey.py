@@ -45,6 +45,7 @@ class SourceReport:
     lacking      fields that those look at and no row has -> what there is
     too_long     rows longer than a sequence; `media_too_long`: with a single medium that is
     expanded_bytes   of the plain copies of its compressed shards
+    block_bytes  of the largest block read, as a loader holds it
     """
 
     name: str
@@ -64,6 +65,7 @@ class SourceReport:
     media_too_long: int = 0
     warnings: list[str] = field(default_factory=list)
     expanded_bytes: int = 0
+    block_bytes: int = 0
 
     @property
     def good(self) -> int:
@@ -138,6 +140,7 @@ class SourceReport:
             "media_too_long": self.media_too_long,
             "warnings": self.warnings,
             "expanded_bytes": self.expanded_bytes,
+            "block_bytes": self.block_bytes,
         }
 
 
@@ -211,6 +214,7 @@ def _blocks(reader: SourceReader, rule: SampleRule, rows: int, pool: Executor) -
 def _count(report: SourceReport, held: HeldBlock, sequence_length: int) -> None:
     lengths = np.diff(held.id_offsets)
     report.rows_read += len(lengths)
+    report.block_bytes = max(report.block_bytes, held.num_bytes)
     report.lengths.update(lengths[lengths > 0].tolist())
     report.too_long += int((lengths > sequence_length).sum())
     report.media += len(held.media.kind)

@@ -351,6 +351,21 @@ def test_the_tokenizer_that_a_job_would_use_and_why(data: Path, tmp_path: Path) 
     assert json.loads(done.stdout)["tokenizer"] is None
 
 
+def test_blocks_that_do_not_fit_together_in_the_loaders(data: Path, tmp_path: Path) -> None:
+    values = job_values(data)
+    found = json.loads(run_cli("check", write_config(tmp_path / "job.yaml", values), "--json").stdout)
+    sizes = [source["block_bytes"] for source in found["sources"].values()]
+    assert min(sizes) > 0
+    assert found["notes"] == []
+
+    small = values | {"loader": {"count": 1, "memory": sum(sizes) - 1}}
+    found = json.loads(run_cli("check", write_config(tmp_path / "small.yaml", small), "--json").stdout)
+    (note,) = found["notes"]
+    assert found["ok"]
+    assert note.startswith(f"loader: a block of each of {len(sizes)} sources takes ")
+    assert note.endswith("raise one of them, or divide shuffle.block of the sources by 2")
+
+
 def test_sources_that_expand_to_more_than_is_kept(data: Path, tmp_path: Path) -> None:
     plain = b"".join(path.read_bytes() for path in sorted((data / "notes").glob("*.jsonl")))
     for name in ("one", "two"):
