@@ -252,7 +252,8 @@ def _job_notes(loaded: LoadedConfig, reports: Reports) -> Iterator[str]:
         yield (
             f"loader: a block of each of {len(reports)} sources takes {_gib(total)} together, and "
             f"loader.memory times loader.count is {_gib(most)}: blocks will be read again at each step, "
-            f"many times slower; raise one of them, or divide shuffle.block of the sources by {math.ceil(total / most)}"
+            "many times slower; raise one of them, or divide shuffle.block of the sources by "
+            f"{math.ceil(total / most)}"
         )
 
 
