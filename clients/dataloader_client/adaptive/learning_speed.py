@@ -34,10 +34,12 @@ def by_learning_speed(
     state       what this function gave last, None at first. It is JSON, at most 64 pairs of numbers a source:
                 keep it in the trainer's checkpoint, beside `weights`. It is not changed
     declared    weights of the configuration, which `bounds` refer to; they name the sources
-    credit      power of a source's mean past share: the paper's s
-    smoothing   share of the new in means over updates: the paper's gamma
+    credit      power of a source's mean past share
+    smoothing   share of the new in the mean of past shares, and in the weights
 
-    After ADO (Jiang et al., arXiv 2410.11820). The loss of a source after n of its own targets is fitted by
+    After ADO (Jiang et al., arXiv 2410.11820), whose law and speed these are; how they become weights follows
+    its idea (prior, credit, smoothing over time) and not its algorithm to the letter. The loss of a source
+    after n of its own targets is fitted by
 
         L(n) = floor + scale * n ** -exponent;   speed = -dL/dn = exponent * (L(n) - floor) / n
 
