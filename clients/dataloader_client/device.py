@@ -8,11 +8,12 @@ functions only; knows of the loader that it can be iterated and has a `state_dic
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from dataloader_client.batch import Batch
+from dataloader_client.mesh import Mesh
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,14 @@ class Loader(Protocol):
     def __next__(self) -> Batch: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RankLoader(Loader, Protocol):
+    """What adapters of other libraries need of a `DataServiceLoader`, or of a `DeviceLoader` around one."""
+
+    mesh: Mesh
+
+    def __iter__(self) -> Iterator[Batch]: ...
 
 
 class Copies(Protocol):

@@ -43,6 +43,3 @@ def placeholder_bytes(form: Form) -> int:
     visual = form.merge**2 * form.pixel_width + 3 * 8
     sound = form.frames_per_token * form.mel_bins * 4 + 8
     return 2 * visual + 4 + sound
-
-
-__all__ = ["placeholder_bytes", "with_placeholders"]

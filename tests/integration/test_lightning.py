@@ -17,21 +17,18 @@ from tokenizers import Tokenizer
 
 from dataloader_client.errors import DataServiceError, MeshMismatchError
 from dataloader_client.mesh import Mesh
-from real_job import REPO, Served, environment, job_values, serve, write_config
+from real_job import REPO, Served, environment, serve, text_values, write_config
 
 pl = pytest.importorskip("lightning.pytorch", reason="needs lightning (extra `integrations`)")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore::UserWarning:lightning")
 
 EXAMPLE = REPO / "examples/lightning/train.py"
-TEXT = {"schedule": [{"step": 0, "notes": 0.5, "pages": 0.5}]}
 
 
 @pytest.fixture(scope="module")
 def served(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    values = job_values(data, mixture=TEXT, global_batch={"sequences": 8, "per_microbatch": 2})
-    del values["sources"]["photos"]
-    with serve(write_config(tmp_path_factory.mktemp("job") / "job.yaml", values)) as served:
+    with serve(write_config(tmp_path_factory.mktemp("job") / "job.yaml", text_values(data))) as served:
         yield served
 
 

@@ -11,24 +11,15 @@ a state that leaves out the batch it holds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from dataloader_client.batch import Batch
-from dataloader_client.device import Loader
+from dataloader_client.device import RankLoader
 from dataloader_client.errors import DataServiceError, MeshMismatchError
-from dataloader_client.mesh import Mesh
-
-
-class ServiceLoader(Loader, Protocol):
-    """What is needed of a `DataServiceLoader`, or of a `DeviceLoader` around one."""
-
-    mesh: Mesh
-
-    def __iter__(self) -> Iterator[Batch]: ...
 
 
 def step_loss(losses: torch.Tensor, batch: Batch, ranks: int) -> torch.Tensor:
@@ -55,7 +46,7 @@ class ServiceData(Callback):  # type: ignore[misc]  # has no types for us
     Raises MeshMismatchError and ValueError for settings that would train on other data or by another loss.
     """
 
-    def __init__(self, loader: ServiceLoader) -> None:
+    def __init__(self, loader: RankLoader) -> None:
         self.loader = loader
         self._read: dict[int, dict[str, Any]] = {}  # state after a step that is read and perhaps not trained
         self._trained: dict[str, Any] | None = None

@@ -9,29 +9,20 @@ Needs transformers and accelerate. A loop on Accelerate alone needs nothing of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dataloader_client.batch import IGNORED_LABEL, Batch
-from dataloader_client.device import Loader
+from dataloader_client.device import Loader, RankLoader
 from dataloader_client.errors import DataServiceError, MeshMismatchError
-from dataloader_client.mesh import Mesh
 
 STATE_NAME = "DataServiceLoader"
 """Where the loader's state stands among `stateful_callbacks` of a checkpoint's trainer_state.json."""
 
 _OURS = ("labels", "loss_weight", "loss_weight_sum")
-
-
-class ServiceLoader(Loader, Protocol):
-    """What is needed of a `DataServiceLoader`, or of a `DeviceLoader` around one."""
-
-    mesh: Mesh
-
-    def __iter__(self) -> Iterator[Batch]: ...
 
 
 def causal_lm_inputs(batch: Batch) -> dict[str, Any]:
@@ -78,7 +69,7 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
     def __init__(
         self,
         *args: Any,
-        loader: ServiceLoader,
+        loader: RankLoader,
         inputs: Callable[[Batch], dict[str, Any]] = causal_lm_inputs,
         **others: Any,
     ) -> None:
@@ -113,7 +104,7 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
                 "TrainingArguments, which initialise torch.distributed, or pass it mesh= and rank="
             )
 
-    def get_train_dataloader(self) -> ServiceLoader:
+    def get_train_dataloader(self) -> RankLoader:
         """The loader as it is."""
         return self.service_loader
 
