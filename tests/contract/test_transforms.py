@@ -26,6 +26,7 @@ BUILT_IN = {
     "map": {"map": {"function": "mapped_of_test:shout", "columns": ["n"]}},
     "subset": {"subset": 0.3},
     "max_samples": {"max_samples": 7},
+    "held_out": {"held_out": 0.3},
     "resize": {"resize": {"max_pixels": 100352}},
     "crop": {"crop": {"height": 224, "width": 224}},
 }

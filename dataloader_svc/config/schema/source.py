@@ -41,7 +41,7 @@ class Source(Model):
     transforms: list[dict[str, Any]] = Field(
         default_factory=list,
         description="What is kept of the source and how it is changed, in order: a list of filter, map, "
-        "subset, max_samples, resize, crop, each as `- NAME: options`. See docs/transforms.md.",
+        "subset, max_samples, held_out, resize, crop, each as `- NAME: options`. See docs/transforms.md.",
     )
     text: str | None = Field(default=None, description="Field with the text.")
     messages: str | None = Field(

@@ -51,7 +51,7 @@ class TestMaking:
     @pytest.mark.parametrize(
         ("entry", "part"),
         [
-            ({"filtr": "a > 1"}, "unknown transform 'filtr'; known: crop, filter, map"),
+            ({"filtr": "a > 1"}, "unknown transform 'filtr'; known: crop, filter, held_out, map"),
             ({"filtr": "a > 1"}, "did you mean 'filter'?"),
             (
                 {"subset": {"fractoin": 0.1}},
@@ -227,6 +227,22 @@ class TestReducing:
         assert (small <= large).all()
         assert (large <= counts).all()
         assert ((small > 0) & (small < counts)).sum() <= 1  # one extent is cut, the others are whole
+
+    @given(COUNTS, st.integers(0, 30), st.floats(0.001, 0.999), st.floats(0.001, 0.999))
+    def test_held_out(self, counts: np.ndarray, more: int, one: float, other: float) -> None:
+        def kept(of: np.ndarray, fraction: float, part: str) -> np.ndarray:
+            return make_transform({"held_out": {"fraction": fraction, "part": part}}).keep(of, "s")
+
+        small, large = sorted([one, other])
+        assert (kept(counts, small, "held_out") + kept(counts, small, "rest") == counts).all()
+        assert np.isin(kept(counts, small, "held_out"), [0, *counts]).all()  # extents stay whole
+        assert (kept(counts, small, "held_out") <= kept(counts, large, "held_out")).all()
+        longer = np.concatenate([counts, np.full(more, 3)])
+        assert (kept(longer, one, "held_out")[: len(counts)] == kept(counts, one, "held_out")).all()
+
+    def test_held_out_is_about_its_fraction(self) -> None:
+        kept = make_transform({"held_out": {"fraction": 0.1, "part": "held_out"}}).keep(np.ones(10_000), "s")
+        assert abs(kept.sum() - 1_000) < 100  # three standard deviations are 90
 
     def test_seed_and_source_draw_others_and_order_of_epochs_plays_no_part(self) -> None:
         counts = np.full(200, 5)
