@@ -267,6 +267,9 @@ def _report(config: Config, runs: list[MeshRun], findings: list[Finding], *, as_
     if config.strategy.waiting is not None and rows:
         delay, error = rows[0]["delay_steps"], rows[0]["mixture_error"]
         out.print(f"a token waited {delay:.2f} steps; what was placed is {error:.2%} from the mixture")
+    for row in rows:
+        for name, spared in row["remedies"].items():
+            out.print(f"{row['mesh']}: remedy {name} spared {spared:.2%} of a step's time")
     for name, meaning in CONTRACTS.items():
         out.print(f"{'BROKEN' if name in broken else 'holds '}  {name}: {meaning}", markup=False)
     for finding in findings:
@@ -288,4 +291,7 @@ def _row(run: MeshRun) -> dict[str, Any]:
         "quarantined": len(run.skipped) - run.filtered,
         "digests": [step.digest for step in run.steps],
         **{name: run.mean(name) for name in names},
+        "remedies": {
+            name.removeprefix("remedy_"): run.mean(name) for name in run.metrics if name.startswith("remedy_")
+        },
     }

@@ -37,7 +37,7 @@ from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import MeshError, StateError
 from dataloader_svc.planner.calibration import Factors, factors_at, read_factors
 from dataloader_svc.planner.graph import plan_trace, strategy_graph
-from dataloader_svc.planner.place import MeshSize, Strategy, check_mesh, place
+from dataloader_svc.planner.place import MeshSize, Placement, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
 from dataloader_svc.sample import RowRef, SampleId
@@ -127,14 +127,19 @@ def explain(
         skipped=tuple(_skipped(plan, rows)),
         notes=tuple(notes),
         trace=plan_trace(graph, plan, placement, _size(mesh), strategy),
-        remedies=_remedies(config, plan, mesh, strategy),
+        remedies=_remedies(config, plan, mesh, strategy, placement),
     )
 
 
-def _remedies(config: Config, plan: Plan, mesh: Mesh, strategy: Strategy) -> tuple[Remedy, ...]:
-    """What would spare time of the language model; in strict mode only what keeps the step's samples."""
+def _remedies(
+    config: Config, plan: Plan, mesh: Mesh, strategy: Strategy, placement: Placement
+) -> tuple[Remedy, ...]:
+    """What would spare time of the language model, beside what was applied; in strict mode only what keeps
+    the step's samples.
+    """
     costs = segment_sum(strategy.llm.of_documents(plan.pieces.length), plan.sequence_offsets)
-    per_rank = -(-plan.num_sequences // mesh.dp)
+    equal = strategy.equal_counts and placement.remedy != "unequal"
+    per_rank = -(-plan.num_sequences // mesh.dp) if equal else None
     return remedies(costs, mesh.dp, per_rank=per_rank, strict=config.strategy.mode == "strict")
 
 

@@ -27,6 +27,11 @@ from dataloader_svc.planner.place import Placement
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.sample import RowRef, SampleId
 
+_APPLIED = {
+    "unequal": "ranks have unlike numbers of sequences",
+    "ungroup": "sequences leave the group of ranks that they came to",
+}
+
 Ranges = tuple[tuple[int, int], ...]
 """(first, stop) of runs of tokens, counted in the document."""
 
@@ -135,6 +140,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for phase in ("llm", "encoder")
         },
         "strategy": [asdict(each) for each in explained.trace],
+        "remedy": _applied_json(placement),
         "remedies": [
             {"name": each.name, "gain": each.gain, "keeps_samples": each.keeps_set}
             for each in explained.remedies
@@ -144,6 +150,12 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "last": plan.last,
         "notes": list(explained.notes),
     }
+
+
+def _applied_json(placement: Placement) -> dict[str, Any] | None:
+    """The remedy that the step was placed with, and the share of its time that it spares."""
+    name = placement.remedy
+    return None if name is None else {"name": name, "spares": placement.metrics[f"remedy_{name}"]}
 
 
 def _skipped_json(each: SkippedView) -> dict[str, Any]:
@@ -176,6 +188,10 @@ def explanation_lines(explained: Explanation) -> Iterator[RenderableType]:
     yield _summary(explained)
     yield Text("")
     yield _imbalance(explained)
+    applied = explained.placement.remedy
+    if applied is not None:
+        spared = explained.placement.metrics[f"remedy_{applied}"]
+        yield Text(f"\napplied: {applied}, {_APPLIED[applied]}; spares {spared:.0%} of the step's time")
     for each in explained.remedies[:1]:
         yield Text(f"\nwhat helps most: {REMEDIES[each.name]}; spares {each.gain:.0%} of the LLM's time")
     if plan.metrics.get("delay_steps") or len(plan.state.waiting):

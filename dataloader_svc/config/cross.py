@@ -171,6 +171,15 @@ def _strategy_problems(strategy: Strategy) -> Iterator[Problem]:
             names = sorted(known)
             yield place, f"unknown {kind} {name!r}; known: {', '.join(names)}{nearest(name, names)}"
     yield from _cost_problems(strategy)
+    for name in () if strategy.remedies == "auto" else strategy.remedies:
+        if name not in strategy.allowed_remedies:
+            why = {
+                "unequal": "with counts: any, ranks have unlike numbers in every step",
+                "ungroup": "without group_size, there are no groups",
+            }[name]
+            if strategy.balance == "arrival":
+                why = "balance: arrival leaves sequences where they come"
+            yield ("strategy", "remedies"), f"{name} changes nothing: {why}; leave one of the two out"
 
 
 def _waiting_problems(config: Config) -> Iterator[Problem]:

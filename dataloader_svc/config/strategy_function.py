@@ -18,7 +18,7 @@ from dataloader_svc.errors import ConfigError
 
 Problem = tuple[tuple[str | int, ...], str]
 
-_BESIDE = ("function", "calibrate", "mode", "wait", "ranks")
+_BESIDE = ("function", "calibrate", "mode", "wait", "ranks", "remedies", "remedy_gain")
 """What may stand beside a function."""
 
 

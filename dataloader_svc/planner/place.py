@@ -6,9 +6,10 @@ unlike numbers (`strategy.counts`), or are not alike themselves (`ranks.py`). Ra
 meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's language
 model: of the balancer's placement by the sum of both, one that balances both at once, and the order of
 arrival, the one with the shortest such time is taken. With `strategy.group_size` each of them keeps sequences
-in the group of ranks where they arrived. On each rank microbatches stand in order of cost, so that microbatch
-k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the mesh has a
-pipeline, in the middle.
+in the group of ranks where they arrived. A job may allow a step to be placed without equal numbers, or without
+groups, where that pays (`strategy.remedies`). On each rank microbatches stand in order of cost, so that
+microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the
+mesh has a pipeline, in the middle.
 
 Costs may have been fitted to measured times (`calibration.py`). Then there are such placements by the fit
 too, and only one is taken that gains over arrival order by the configured costs *and* by the fit.
@@ -17,7 +18,7 @@ too, and only one is taken that gains over arrival order by the configured costs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -39,6 +40,7 @@ from dataloader_balancers.strategy.nodes import BOTH
 from dataloader_balancers.strategy.placing import ARRIVAL, candidates
 from dataloader_svc.config.methods import known_balancer
 from dataloader_svc.config.schema import Config
+from dataloader_svc.config.schema.strategy import RemedyName
 from dataloader_svc.errors import MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
 from dataloader_svc.planner.plan import Plan
@@ -60,7 +62,10 @@ class MeshSize:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What of the configuration decides where sequences go."""
+    """What of the configuration decides where sequences go.
+
+    remedies   what a step may be placed without, where that spares `remedy_gain` of its time
+    """
 
     balance: str
     per_microbatch: int
@@ -69,6 +74,8 @@ class Strategy:
     group_size: int | None = None
     equal_counts: bool = True
     ranks: Unlike | None = None
+    remedies: tuple[RemedyName, ...] = ()
+    remedy_gain: float = 0.0
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -84,7 +91,18 @@ class Strategy:
             group_size,
             equal_counts=config.strategy.counts == "equal",
             ranks=Unlike.of(config.strategy),
+            remedies=config.strategy.allowed_remedies,
+            remedy_gain=config.strategy.remedy_gain,
         )
+
+    @property
+    def even(self) -> bool:
+        """Whether all dp ranks have as many sequences, empty ones among them."""
+        return self.equal_counts and self.ranks is None
+
+    def with_remedy(self, name: RemedyName) -> Strategy:
+        """What holds in a step where `name` is applied."""
+        return replace(self, equal_counts=False) if name == "unequal" else replace(self, group_size=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +110,8 @@ class Placement:
     """dp_rank, microbatch: int64 (n,), n >= num_sequences. What is behind the plan's sequences is empty
     ones; with equal counts fewer than `dp * per_microbatch`. metrics: see `place`. work: float64 (dp, parts),
     time of each dp rank by the configured costs and speeds: the parts of the language model, then the
-    encoders. method: of whose placement it is: the balancer's, `both` phases at once, or `arrival`.
+    encoders. method: of whose placement it is: the balancer's, `both` phases at once, or `arrival`. remedy:
+    what of `strategy.remedies` was applied.
     """
 
     dp_rank: NDArray[np.int64]
@@ -100,11 +119,21 @@ class Placement:
     metrics: Mapping[str, float]
     work: NDArray[np.float64]
     method: str
+    remedy: RemedyName | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """The rank of each sequence, int64 (n,), and what it comes from. Empty sequences behind may lack."""
+
+    method: str
+    rank: NDArray[np.int64]
+    remedy: RemedyName | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Phases:
-    """Costs of a step's sequences, float64 (n,) each, by one model."""
+    """Costs of a step's sequences, float64 (n,) each, by one model; empty ones are behind."""
 
     llm: NDArray[np.float64]
     encoder: NDArray[np.float64]
@@ -115,8 +144,13 @@ class _Phases:
 
     def times(self, rank: NDArray[np.int64], slow: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2, dp): of each rank, of which `slow` (2, dp) says what a unit of work takes."""
-        dp = slow.shape[1]
-        return np.stack([loads(phase, rank, dp) for phase in (self.llm, self.encoder)]) * slow
+        dp, phases = slow.shape[1], (self.llm[: len(rank)], self.encoder[: len(rank)])
+        return np.stack([loads(phase, rank, dp) for phase in phases]) * slow
+
+    def least_time(self, slow: NDArray[np.float64]) -> float:
+        """Of the step where all ranks are equally busy in both phases."""
+        speeds = np.divide(1.0, slow, out=np.zeros_like(slow), where=slow > 0).sum(axis=1)
+        return float(self.llm.sum() / speeds[0] + self.encoder.sum() / speeds[1])
 
 
 def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[float] = ()) -> Placement:
@@ -127,11 +161,11 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
     Metrics: `llm_imbalance`, `encoder_imbalance`, the slowest dp rank's time over that of equal shares (of
     like ranks max / mean); the same with sequences in order of arrival, `..._arrival`; the least that any
     placement of these sequences could have, `..._floor`; and `llm_gap`, dearest rank over the floor, minus 1.
-    By the configured costs, with or without a fit.
+    Of each remedy that the job allows, `remedy_...`: the share of the step's predicted time that it spares,
+    0 where it is not applied. By the configured costs, with or without a fit.
     """
     sequences, per_microbatch = plan.num_sequences, strategy.per_microbatch
-    even = strategy.equal_counts and strategy.ranks is None
-    if even:  # empty ones are placed like others
+    if strategy.even:  # empty ones are placed like others
         sequences = num_microbatches(sequences, mesh, per_microbatch) * per_microbatch * mesh.dp
     parts = _work(plan, strategy, sequences)
     given = _Phases(parts[:, :-1].sum(axis=1), parts[:, -1])
@@ -139,21 +173,26 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
     if len(factors) == parts.shape[1]:  # else they are of costs that were configured before
         scaled = parts * np.asarray(factors, np.float64)
         models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1]))
-    most = counts_allowed(
-        sequences, mesh.dp, per_microbatch, equal=strategy.equal_counts, ranks=strategy.ranks
-    )
+    most = _most(strategy, sequences, mesh.dp)
     slow = np.ones((2, mesh.dp)) if strategy.ranks is None else strategy.ranks.slow
     arrival = in_rounds(sequences, most)
-    placements = [(ARRIVAL, arrival)]
+    placements = [_Placed(ARRIVAL, arrival)]
     for model in models:
-        placements += _candidates(model, mesh.dp, strategy, most).items()
-    times = [[model.step_time(rank, slow) for _, rank in placements] for model in models]
-    method, dp_rank = placements[no_harm(times)]
-    metrics = _metrics(given, dp_rank, arrival, slow, None if even else most)
-    work = np.stack([loads(part, dp_rank, mesh.dp) for part in parts.T], axis=1)
+        placements += _candidates(model, sequences, mesh.dp, strategy)
+    times = [[model.step_time(each.rank, slow) for each in placements] for model in models]
+    placed = without = placements[no_harm(times)]
+    if strategy.remedies:
+        placed = _with_remedy(models, slow, strategy, without, plan.num_sequences)
+    if placed.remedy is not None:
+        most = _most(strategy.with_remedy(placed.remedy), len(placed.rank), mesh.dp)
+    metrics = _metrics(given, placed.rank, arrival, slow, None if strategy.even else most)
+    metrics |= _spared(
+        strategy, placed.remedy, *(given.step_time(each.rank, slow) for each in (without, placed))
+    )
+    work = np.stack([loads(part[: len(placed.rank)], placed.rank, mesh.dp) for part in parts.T], axis=1)
     work *= np.stack([*[slow[0]] * (parts.shape[1] - 1), slow[1]], axis=1)
-    dp_rank, microbatch = _microbatches(models[-1], dp_rank, mesh, per_microbatch)
-    return Placement(dp_rank, microbatch, metrics, work, method)
+    dp_rank, microbatch = _microbatches(models[-1], placed.rank, mesh, per_microbatch)
+    return Placement(dp_rank, microbatch, metrics, work, placed.method, placed.remedy)
 
 
 def _microbatches(
@@ -165,7 +204,7 @@ def _microbatches(
     per_rank = number * per_microbatch
     filled = np.concatenate([dp_rank, np.repeat(np.arange(mesh.dp), per_rank - counts)])
     cost = np.zeros(len(filled))
-    cost[: len(dp_rank)] = model.llm + model.encoder
+    cost[: len(dp_rank)] = (model.llm + model.encoder)[: len(dp_rank)]
     # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch. Empty ones,
     # which stand behind, are last among those that cost nothing.
     order = np.lexsort((-cost, filled))
@@ -206,20 +245,58 @@ def _work(plan: Plan, strategy: Strategy, count: int) -> NDArray[np.float64]:
     return work
 
 
+def _most(strategy: Strategy, count: int, dp: int) -> NDArray[np.int64]:
+    """int64 (dp,): of `count` sequences, the most of each dp rank."""
+    return counts_allowed(
+        count, dp, strategy.per_microbatch, equal=strategy.equal_counts, ranks=strategy.ranks
+    )
+
+
 def _candidates(
-    model: _Phases, dp: int, strategy: Strategy, most: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64]]:
-    """Placements worth a look by a model, by their method, beside that of arrival."""
+    model: _Phases, count: int, dp: int, strategy: Strategy, remedy: RemedyName | None = None
+) -> list[_Placed]:
+    """Placements of the first `count` sequences that are worth a look by a model, beside that of arrival."""
     if strategy.balance == ARRIVAL:
-        return {}
+        return []
+    llm, encoder, most = model.llm[:count], model.encoder[:count], _most(strategy, count, dp)
     if strategy.ranks is not None:
-        phases = np.stack([model.llm, model.encoder])
-        rank = place_items(phases, Ranks(dp, strategy.ranks.speeds, most)).astype(np.int64)
+        ranks = Ranks(dp, strategy.ranks.speeds, most)
+        rank = place_items(np.stack([llm, encoder]), ranks).astype(np.int64)
         assert (rank >= 0).all(), "check_mesh saw to room for every sequence"
-        return {BOTH: rank}
+        return [_Placed(BOTH, rank, remedy)]
     per_rank = int(most.max()) if strategy.equal_counts else None
     balance = Balance(strategy.balance, "equal" if strategy.equal_counts else "any")
-    return candidates(balance, model.llm, model.encoder, dp, strategy.group_size, per_rank)
+    found = candidates(balance, llm, encoder, dp, strategy.group_size, per_rank)
+    return [_Placed(method, rank, remedy) for method, rank in found.items()]
+
+
+def _with_remedy(
+    models: Sequence[_Phases], slow: NDArray[np.float64], strategy: Strategy, without: _Placed, count: int
+) -> _Placed:
+    """That of the remedy which spares most of the step's time under every model, and `remedy_gain` of it at
+    least; else `without`. `count`: sequences that are not empty.
+    """
+    dp, least_gain = slow.shape[1], strategy.remedy_gain
+    wanted = [model.step_time(without.rank, slow) * (1 - least_gain) for model in models]
+    if any(model.least_time(slow) >= time for model, time in zip(models, wanted, strict=True)):
+        return without  # level enough: nothing could spare as much
+    found = [without]
+    for name in strategy.remedies:
+        other = strategy.with_remedy(name)
+        placed = len(without.rank) if other.even else count
+        for model in models:
+            found += _candidates(model, placed, dp, other, name)
+    times = [
+        [time, *(model.step_time(each.rank, slow) for each in found[1:])]
+        for model, time in zip(models, wanted, strict=True)
+    ]
+    return found[no_harm(times)]
+
+
+def _spared(strategy: Strategy, applied: RemedyName | None, before: float, after: float) -> dict[str, float]:
+    """Metrics of the remedies that may be applied, by the times of the step without and with one."""
+    spared = 1 - after / before if applied is not None else 0.0
+    return {f"remedy_{name}": spared if name == applied else 0.0 for name in strategy.remedies}
 
 
 def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int:
@@ -230,7 +307,7 @@ def num_microbatches(sequences: int, mesh: MeshSize, per_microbatch: int) -> int
 def set_microbatches(config: Config, mesh: MeshSize) -> int:
     """Microbatches of each rank in every step; 0 where they differ from step to step."""
     strategy, sequences = config.strategy, config.num_sequences
-    if sequences is None or strategy.counts == "any":
+    if sequences is None or strategy.counts == "any" or "unequal" in strategy.allowed_remedies:
         return 0
     size, ranks = config.global_batch.per_microbatch, Unlike.of(strategy)
     if ranks is None:

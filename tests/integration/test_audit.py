@@ -117,6 +117,22 @@ def test_a_rank_at_zero_gets_empty_microbatches_and_a_fast_one_the_most(data: Pa
     assert "strategy.ranks is of 4 dp ranks and the mesh has dp=2" in refused.stdout + refused.stderr
 
 
+def test_a_step_without_equal_numbers_where_that_pays(data: Path, tmp_path: Path) -> None:
+    """Documents by themselves are unlike; what is delivered is the same, and the gain is told."""
+    cost = {"llm": {"linear": 0, "quadratic": 1}, "encoder": {"patches": 0}}
+    strategy = {"pack": "none", "cost": cost, "remedies": "auto", "remedy_gain": 0.001}
+    changes = {"layout": "padded", "pad_to": "longest", "strategy": strategy}
+    values = job_values(data, global_batch={"samples": 12}, **changes)
+    config = write_config(tmp_path / "job.yaml", values)
+    options = [word for mesh in ("dp=1", "dp=4") for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 6, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert all(report["contracts"].values())
+    alone, four = (row["remedies"]["unequal"] for row in report["meshes"])
+    assert alone == 0 < four < 1
+
+
 def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
     values = job_values(data)
     values["mixture"]["exhausted"] = "drop"

@@ -117,6 +117,9 @@ class Limits(Model):
         return {name: most for name in LIMITED if (most := getattr(self, name)) is not None}
 
 
+RemedyName = Literal["unequal", "ungroup"]
+"""What a step may be placed with, beyond the strategy as it is configured, where that pays."""
+
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -185,6 +188,19 @@ class Strategy(Model):
         description="Balance within groups of that many neighbouring dp ranks, such as those of a node; "
         "sequences stay in the group they came to. None: over all ranks.",
     )
+    remedies: Literal["auto"] | list[RemedyName] = Field(
+        default=[],
+        description="What a step may be placed without that can't be level otherwise: of those named the one "
+        "that spares most, and `remedy_gain` of its predicted time at least. unequal: equal numbers of "
+        "sequences on all ranks, as with `counts: any`; a trainer must divide its summed loss by "
+        "`batch.loss_weight_sum`. ungroup: the groups of `group_size`. auto: both, as far as there are any.",
+    )
+    remedy_gain: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="Share of a step's predicted time that a remedy must spare to be applied.",
+    )
     context_parallel: Literal["per_document", "per_sequence", "cheaper"] = Field(
         default="per_document",
         description="What the zig-zag cut over cp ranks runs through: each document, the whole sequence, or "
@@ -225,6 +241,18 @@ class Strategy(Model):
     def waiting(self) -> Wait | None:
         """How outliers wait; None: they don't."""
         return None if self.mode == "strict" else self.wait or Wait()
+
+    @property
+    def allowed_remedies(self) -> tuple[RemedyName, ...]:
+        """What `remedies` names, in the order in which equal ones are preferred."""
+        useful: dict[RemedyName, bool] = {
+            "ungroup": self.group_size is not None,
+            "unequal": self.counts == "equal",
+        }
+        if self.balance == "arrival":
+            return ()
+        wanted = useful if self.remedies == "auto" else self.remedies
+        return tuple(name for name, is_useful in useful.items() if is_useful and name in wanted)
 
     @field_validator("pack", "balance", "function")
     @classmethod

@@ -244,6 +244,17 @@ def test_what_waits_what_waiting_cost_and_what_would_help_are_told():
     assert "waiting:" not in _printed(explained)
 
 
+def test_a_remedy_that_was_applied_is_told():
+    explained = explain(Mesh(dp=2), None)
+    assert explanation_json(explained)["remedy"] is None
+    assert "applied:" not in _printed(explained)
+    metrics = {**explained.placement.metrics, "remedy_unequal": 0.125}
+    applied = replace(explained, placement=replace(explained.placement, remedy="unequal", metrics=metrics))
+    assert explanation_json(applied)["remedy"] == {"name": "unequal", "spares": 0.125}
+    told = "applied: unequal, ranks have unlike numbers of sequences; spares 12% of the step's time\n"
+    assert told in _printed(applied)
+
+
 def _printed(explained: Explanation) -> str:
     console = Console(file=io.StringIO(), width=200)
     for part in explanation_lines(explained):
