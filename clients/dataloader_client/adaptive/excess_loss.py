@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from dataloader_client.adaptive.bounds import Bounds, FloatArray, check_names, limits, nearest, shares
+from dataloader_client.adaptive.told import Told
 
 
 def by_excess_loss(
@@ -51,6 +53,28 @@ def by_excess_loss(
     wanted = (1 - smoothing) * moved / moved.sum() + smoothing / len(names)
     low, high = limits(goal, now, bounds, names)
     return dict(zip(names, nearest(wanted, low, high).tolist(), strict=True))
+
+
+def excess_loss(
+    told: Told,
+    _memory: Any,
+    /,
+    *,
+    references: Mapping[str, float],
+    rate: float = 1.0,
+    smoothing: float = 1e-3,
+) -> tuple[dict[str, float], None]:
+    """The same as a `Rule`; it remembers nothing. A reference of a source that has no weight now is fine."""
+    weights = by_excess_loss(
+        told.weights,
+        told.losses,
+        {name: loss for name, loss in references.items() if name in told.declared},
+        declared=told.declared,
+        bounds=told.bounds,
+        rate=rate,
+        smoothing=smoothing,
+    )
+    return weights, None
 
 
 def _excess(

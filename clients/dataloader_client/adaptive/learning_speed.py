@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from dataloader_client.adaptive.bounds import Bounds, FloatArray, check_names, limits, nearest, shares
+from dataloader_client.adaptive.told import Told
 
-_FEWEST, _KEPT = 3, 64  # a law has three unknowns; what is kept of a source, so that a state stays small
+_FEWEST = 3  # a law has three unknowns
+_KEPT, _KEPT_BY_SERVICE = 64, 16  # losses of a source, so that a state stays small; the service's has many
 _EXPONENTS = np.linspace(0.05, 1.0, 39)
 _VERSION = 1
 
@@ -25,17 +27,19 @@ def by_learning_speed(
     bounds: Bounds,
     credit: float = 0.5,
     smoothing: float = 0.1,
+    kept: int = _KEPT,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The next weights, summing to 1, and the next state: sources that are still learned fast get more.
 
     weights     that hold now, as the last `set_mixture` or this function gave them
     losses      mean loss of a target token of each source since the last call; a source without is left out
     targets     number of those tokens, summed over all ranks (or their weight): needed where there is a loss
-    state       what this function gave last, None at first. It is JSON, at most 64 pairs of numbers a source:
-                keep it in the trainer's checkpoint, beside `weights`. It is not changed
+    state       what this function gave last, None at first. It is JSON, at most `kept` pairs of numbers a
+                source: keep it in the trainer's checkpoint, beside `weights`. It is not changed
     declared    weights of the configuration, which `bounds` refer to; they name the sources
     credit      power of a source's mean past share
     smoothing   share of the new in the mean of past shares, and in the weights
+    kept        losses of each source that are kept, 4 or more: at so many every second one is dropped
 
     After ADO (Jiang et al., arXiv 2410.11820), whose law and speed these are; how they become weights follows
     its idea (prior, credit, smoothing over time) and not its algorithm to the letter. The loss of a source
@@ -48,8 +52,7 @@ def by_learning_speed(
     `bounds` by relative entropy is returned. Until every source has three losses, the weights stay as they
     are: a law has three unknowns. So they do where no source is learned any more.
 
-    The fit is of least squares, in floor and scale exactly, for exponents from 0.05 to 1. When 64 losses of a
-    source are kept, every second one is dropped.
+    The fit is of least squares, in floor and scale exactly, for exponents from 0.05 to 1.
     Early losses are fitted too: call it after the warm-up of the learning rate, whose losses follow no law.
 
     ValueError names the source: a number that is not finite, a loss without targets, one that is unknown,
@@ -60,10 +63,12 @@ def by_learning_speed(
     for what, value in (("credit", credit), ("smoothing", smoothing)):
         if not 0 <= value <= 1:
             raise ValueError(f"{what} is {value}: 0 to 1")
+    if kept <= _FEWEST:
+        raise ValueError(f"kept is {kept}: {_FEWEST + 1} losses of a source or more")
     goal, now = shares("declared", declared, names), shares("weights", weights, names)
     low, high = limits(goal, now, bounds, names)
     seen, past = _opened(state, names, now)
-    seen = {name: _with(seen[name], name, losses, targets) for name in names}
+    seen = {name: _with(seen[name], name, losses, targets, kept) for name in names}
     past = smoothing * now + (1 - smoothing) * past
     wanted = goal * past**credit * _speeds(seen, names)
     total = float(wanted.sum())
@@ -71,6 +76,29 @@ def by_learning_speed(
     after = nearest(mixed, low, high).tolist()
     shares_past = dict(zip(names, past.tolist(), strict=True))
     return dict(zip(names, after, strict=True)), {"version": _VERSION, "past": shares_past, "seen": seen}
+
+
+def learning_speed(
+    told: Told,
+    memory: Any,
+    /,
+    *,
+    credit: float = 0.5,
+    smoothing: float = 0.1,
+    kept: int = _KEPT_BY_SERVICE,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The same as a `Rule`. Numbers are cut to six digits of a loss and whole targets: less of a state."""
+    return by_learning_speed(
+        told.weights,
+        {name: float(f"{loss:.6g}") for name, loss in told.losses.items()},
+        {name: float(max(round(count), 1)) for name, count in told.targets.items()},
+        memory,
+        declared=told.declared,
+        bounds=told.bounds,
+        credit=credit,
+        smoothing=smoothing,
+        kept=kept,
+    )
 
 
 def _opened(
@@ -92,7 +120,7 @@ def _opened(
 
 
 def _with(
-    seen: list[list[float]], name: str, losses: Mapping[str, float], targets: Mapping[str, float]
+    seen: list[list[float]], name: str, losses: Mapping[str, float], targets: Mapping[str, float], most: int
 ) -> list[list[float]]:
     """Pairs of (targets until then, loss), with what is told now."""
     if name not in losses:
@@ -105,7 +133,7 @@ def _with(
         raise ValueError(
             f"the targets of {name!r} are {count}: a loss is a mean over more than 0, and finite"
         )
-    kept = seen[1::2] if len(seen) >= _KEPT else seen  # the last stays: it has the count
+    kept = seen[1::2] if len(seen) >= most else seen  # the last stays: it has the count
     return [*kept, [float(total), float(loss)]]
 
 
