@@ -6,10 +6,10 @@ unlike numbers (`strategy.counts`), or are not alike themselves (`ranks.py`). Ra
 meet in every layer, so a step takes as long as the slowest rank's encoder *and* the slowest rank's language
 model: of the balancer's placement by the sum of both, one that balances both at once, and the order of
 arrival, the one with the shortest such time is taken. With `strategy.group_size` each of them keeps sequences
-in the group of ranks where they arrived. A job may allow a step to be placed without equal numbers, or without
-groups, where that pays (`strategy.remedies`). On each rank microbatches stand in order of cost, so that
-microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where the
-mesh has a pipeline, in the middle.
+in the group of ranks where they arrived. A job may allow that a step is placed without equal numbers, or
+without groups, where that pays (`strategy.remedies`). On each rank microbatches stand in order of cost, so
+that microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where
+the mesh has a pipeline, in the middle.
 
 Costs may have been fitted to measured times (`calibration.py`). Then there are such placements by the fit
 too, and only one is taken that gains over arrival order by the configured costs *and* by the fit.
