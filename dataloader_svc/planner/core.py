@@ -83,6 +83,7 @@ class PlannerCore:
         self._mixed: tuple[Change, ...] = ()  # those that the two below have
         self._now, self._lookahead = rules, Lookahead(rules, ahead)
         self._supplies = {name: Supply(name) for name in rules.names}
+        self._bases = 0
         self._state: State | None = None  # after the last step in the log
         self._selected: list[Selected] = []  # steps after it, not in the log
         self._appending: Plan | None = None
@@ -99,6 +100,11 @@ class PlannerCore:
     def state(self) -> State | None:
         """After the last step in the log; None before `Based`."""
         return self._state
+
+    @property
+    def base(self) -> int:
+        """How many times planning has gone on from another state."""
+        return self._bases
 
     @property
     def appending(self) -> Plan | None:
@@ -141,8 +147,8 @@ class PlannerCore:
                     self._demand = Demanded(max(up_to, self._demand.up_to), done_below)
                 case Appended(step):
                     actions += self._appended(step)
-                case Failed(error):
-                    raise error
+                case Failed():
+                    self._failed(event)
                 case Requested(requests):
                     self._readmissions.take(requests)
                 case Opened():
@@ -162,7 +168,8 @@ class PlannerCore:
 
     def _based(self, event: Based) -> list[Action]:
         assert event.state.names == self._rules.names, "the state was adapted to the configuration"
-        if isinstance(self._stopped, StateError):  # what is known may be of files that are no more
+        self._bases += 1
+        if event.files_changed or isinstance(self._stopped, StateError):
             self._supplies = {name: Supply(name) for name in self._rules.names}
             self._describing, self._leased = set(), set()
         self._state, self._stopped, self._end = event.state, None, None
@@ -201,12 +208,21 @@ class PlannerCore:
                 "positions name other samples. Restore them, or start without the state"
             )
 
+    def _failed(self, event: Failed) -> None:
+        """What an earlier base asked for may ask for files that this one does not: it is asked again."""
+        if event.base == self._bases:
+            raise event.error
+        if isinstance(event.what, Describe):
+            self._describing.discard(Epoch(event.what.source, event.what.epoch))
+        else:
+            self._leased.discard(event.what.block)
+
     def _probed(self, probe: ProbeColumns, listing: Listing) -> None:
         block, rules = probe.block, self._rules
+        self._leased.discard(block)
         if listing.digest not in ("", self._listing(block).digest):
             return  # planning has gone on from another state meanwhile
         self._readmissions.read(block)
-        self._leased.discard(block)
         self._lacking.discard(block)
         try:
             rule, apart = rules.too_long[block.source], rules.cuts(block.source)

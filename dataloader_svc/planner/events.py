@@ -23,10 +23,14 @@ from dataloader_svc.sample import ALL_SHARDS, BlockId, Listing, ProbeColumns
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Based:
-    """Plan from `state` on. `used`: blocks that plans before it name, with the last such step."""
+    """Plan from `state` on. `used`: blocks that plans before it name, with the last such step.
+
+    `files_changed`: what is known of the files is of others than there are now.
+    """
 
     state: State
     used: Mapping[BlockId, int] = field(default_factory=dict)
+    files_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,9 +73,11 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A loader says that the data can't be had."""
+    """A loader says that the data can't be had. `what` was asked for in the core's `base`."""
 
     error: DataloaderError
+    what: Describe | Lease | Reread
+    base: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors
 from dataloader_svc.planner.change import Change, still_to_come
 from dataloader_svc.planner.control import Control
+from dataloader_svc.planner.files import FilesCheck
 from dataloader_svc.planner.history import same_place
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
@@ -61,7 +62,6 @@ from dataloader_svc.planner.state import State
 from dataloader_svc.planner.streams import PlanStreams
 from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
-from dataloader_svc.sample import BlockId, Listing
 from dataloader_svc.store.base import LEAVE_S, Store
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class PlannerService:
         self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
         self._loaders = LoaderPool(store, clock, config.loader.count, connect)
         self._watch = LoaderWatch(self._loaders, store, clock, self._next_step)
+        self._files = FilesCheck(self._loaders)
         self._journal = Journal(store, config.sequence_length)
         self._calibration = Calibration() if config.strategy.calibrate else None
         self._session: Session | None = None
@@ -207,11 +208,11 @@ class PlannerService:
         for action in self._core.apply(event):
             match action:
                 case core.Describe():
-                    self._background.start(self._describe(action))
-                case core.Lease(block, listing):
-                    self._background.start(self._probe(block, listing))
-                case core.Reread(block, listing):
-                    self._background.start(self._reread(block, listing))
+                    self._background.start(self._describe(action, self._core.base))
+                case core.Lease():
+                    self._background.start(self._probe(action, self._core.base))
+                case core.Reread():
+                    self._background.start(self._reread(action, self._core.base))
                 case core.Release(block):
                     self._background.start(self._loaders.release(block))
                 case core.Append(plan):
@@ -241,7 +242,7 @@ class PlannerService:
         else:
             log.info("planner: the data ends before step %d; left over: %s", end.step, left)
 
-    async def _describe(self, wanted: core.Describe) -> None:
+    async def _describe(self, wanted: core.Describe, base: int) -> None:
         source, epoch = wanted.source, wanted.epoch
         try:
             starts, listing, there = await self._loaders.describe(
@@ -254,22 +255,22 @@ class PlannerService:
                 log.warning("planner: source %s: %d appended shards %s", source, more, when)
             event: core.Event = core.Described(source, epoch, starts, listing.digest, listing.shards)
         except DataloaderError as error:
-            event = core.Failed(error)
+            event = core.Failed(error, wanted, base)
         self._apply(event)
 
-    async def _probe(self, block: BlockId, listing: Listing) -> None:
+    async def _probe(self, wanted: core.Lease | core.Reread, base: int) -> None:
         try:
-            columns = await self._loaders.probe(block, listing)
+            columns = await self._loaders.probe(wanted.block, wanted.listing)
             await self._journal.note(columns)
-            event: core.Event = core.Probed(columns, listing)
+            event: core.Event = core.Probed(columns, wanted.listing)
         except DataloaderError as error:
-            error.add_note(f"while block {block} was read")
-            event = core.Failed(error)
+            error.add_note(f"while block {wanted.block} was read")
+            event = core.Failed(error, wanted, base)
         self._apply(event)
 
-    async def _reread(self, block: BlockId, listing: Listing) -> None:
-        await self._loaders.reopen(block)
-        await self._probe(block, listing)
+    async def _reread(self, wanted: core.Reread, base: int) -> None:
+        await self._loaders.reopen(wanted.block)
+        await self._probe(wanted, base)
 
     async def _append(self, plan: Plan) -> None:
         """Write, then tell: the quarantine first, so that what the record counts as skipped is listed."""
@@ -319,13 +320,14 @@ class PlannerService:
         adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
         rules.check_waiting(adapted)
         adapted = replace(adapted.under(rules.schedule.digest), job=self._config.job)
+        changed_in = await self._files_changed(adapted)
         claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
         async with agreement.holding(claim, rank):
             while True:
                 async with self._joining:
                     if agreement.may_enter(claim, rank):
                         await self._take_requests()
-                        entered = await self._enter(state, adapted, mesh, skips)
+                        entered = await self._enter(state, adapted, mesh, skips, changed_in)
                         await agreement.entered(entered[0].number, claim, rank)
                         return entered
                 try:
@@ -336,28 +338,45 @@ class PlannerService:
                     await self._streams.wake()
                     raise
 
+    async def _files_changed(self, start: State) -> int | None:
+        """The core's base whose files are no more, for a job that starts from the beginning.
+
+        Asked for, since a constructor can come upon it before the planner does.
+        """
+        known, base = self._core.state, self._core.base
+        if known is None or start.step > 0:
+            return None
+        session = 0 if self._session is None else self._session.number
+        return base if await self._files.changed(known, (base, session)) else None
+
     async def _enter(
-        self, state: State, adapted: State, mesh: MeshSize, skips: tuple[Skip, ...]
+        self,
+        state: State,
+        adapted: State,
+        mesh: MeshSize,
+        skips: tuple[Skip, ...],
+        changed_in: int | None,
     ) -> tuple[Session, State]:
         """The session for this state and mesh, begun if there is none, and the state it starts from."""
         generation = self._journal.generation
-        mine = self._of_session(state, adapted, mesh)
+        files_changed = isinstance(self._core.stopped, StateError) or changed_in == self._core.base
+        mine = None if files_changed else self._of_session(state, adapted, mesh)
         if mine is not None:
             return await self._begin_session(mine, mesh), mine
         logged = await self._journal.state_at(state.step) if generation is not None else None
-        changed = isinstance(self._core.stopped, StateError)
-        choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=changed)
+        choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=files_changed)
         if isinstance(choice, Branch):
             known = generation.base if generation and generation.base.step == state.step else logged
             told = self._to_be_told(adapted) if known is not None and same_place(known, adapted) else ()
-            await self._begin_generation(adapted, reason_of(choice, state, adapted, skips), told)
+            reason = reason_of(choice, state, adapted, skips)
+            await self._begin_generation(adapted, reason, told, files_changed=files_changed)
             return await self._begin_session(adapted, mesh), adapted
         return await self._begin_session(choice.state, mesh), choice.state
 
     def _of_session(self, state: State, adapted: State, mesh: MeshSize) -> State | None:
         """The state that the session began from, where a rank brings it: its record may be removed by now."""
         generation, session = self._journal.generation, self._session
-        if generation is None or session is None or isinstance(self._core.stopped, StateError):
+        if generation is None or session is None:
             return None
         brought = (adapted, state)
         keys = ((generation.number, each.step, each.hash(), mesh) for each in brought)
@@ -368,13 +387,15 @@ class PlannerService:
         """Changes of the mixture that a state of this history does not know yet: the next generation must."""
         return still_to_come(self._journal.changes, base.step, self._rules.schedule.digest)
 
-    async def _begin_generation(self, base: State, reason: str, changes: tuple[Change, ...]) -> None:
+    async def _begin_generation(
+        self, base: State, reason: str, changes: tuple[Change, ...], *, files_changed: bool
+    ) -> None:
         async with self._writing:  # no record of the generation before is on its way any more
             await self._journal.begin_generation(base, self._config_hash, reason, changes)
             self._streams.clear()
             self._session = None
             await self._journal.load_requests()
-            self._base(core.Based(base))
+            self._base(core.Based(base, files_changed=files_changed))
 
     def _base(self, event: core.Based) -> None:
         """Plan from a state, with what is asked for in its history."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dataloader_client._pb import common_pb2, loader_service_pb2
 from dataloader_client.wire import Frame
-from dataloader_svc.errors import SourceError
+from dataloader_svc.errors import SourceError, StateError
 from dataloader_svc.rpc.convert import probe_to_frame
 from dataloader_svc.sample import BadRow, BlockId, ProbeColumns, RowRef
 
@@ -99,6 +99,8 @@ class ScriptedPlanLoader:
         self._fail()
         if request.source not in self.sources.samples:
             raise SourceError(f"source {request.source!r}: no such file")
+        if request.listing.digest and not request.grown and request.listing.digest != self.sources.digest:
+            raise StateError(f"source {request.source!r}: its files are not those of the state")
         self.described.append((request.source, request.epoch))
         starts = self.sources.block_starts(request.source)
         return loader_service_pb2.DescribeResponse(
@@ -108,6 +110,7 @@ class ScriptedPlanLoader:
             digest=self.sources.digest,
             block_starts=starts.tolist(),
             num_shards=1,
+            listed_shards=1,
         )
 
     async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:

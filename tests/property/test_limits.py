@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloader_svc.errors import StateError
+from dataloader_svc.errors import SourceError, StateError
 from dataloader_svc.planner.rules import Rules
 from dataloader_svc.testing.planning import PlanDriver, plan_config
 from dataloader_svc.testing.scripted_loader import Sample, ScriptedSources
 
-ROOM, PATCHES, FRAMES = 40, 20, 24
+ROOM, PATCHES, FRAMES, MEDIA = 40, 20, 24, 3
 
 
 @st.composite
@@ -41,10 +41,15 @@ def test_no_sequence_is_above_its_limits_and_every_token_comes_once(samples, pac
         sequence_length=ROOM,
         mixture={"exhausted": "stop"},
         source={"too_long": "split", "max_bad_fraction": 1.0},
-        strategy={"pack": pack, "limits": {"patches": PATCHES, "frames": FRAMES}},
+        strategy={"pack": pack, "limits": {"patches": PATCHES, "frames": FRAMES, "media": MEDIA}},
         **size,
     )
+    fit = [all(n <= ROOM and p <= PATCHES and f <= FRAMES for _, n, p, f in each.media) for each in samples]
     driver = PlanDriver(config, ScriptedSources({"a": samples}))
+    if not any(fit):
+        with pytest.raises(SourceError, match=f"none of its {len(samples)} samples can be used"):
+            driver.run(10 * len(samples))
+        return
     plans = driver.run(10 * len(samples))
     assert driver.ended is not None
     counts = {position: np.zeros(sample.tokens, int) for position, sample in enumerate(samples)}
@@ -55,16 +60,18 @@ def test_no_sequence_is_above_its_limits_and_every_token_comes_once(samples, pac
             assert held.tokens <= ROOM
             assert held.patches.sum() <= PATCHES
             assert held.frames.sum() <= FRAMES
-        rows = (plan.pieces.position, plan.pieces.start, plan.pieces.length, plan.pieces.patches)
-        for position, start, length, patches in zip(*(row.tolist() for row in rows), strict=True):
+            assert held.media.sum() <= MEDIA
+        names = ("position", "start", "length", "patches", "media")
+        rows = (getattr(plan.pieces, name).tolist() for name in names)
+        for position, start, length, patches, media in zip(*rows, strict=True):
             counts[position][start : start + length] += 1
             spans = [(at, at + tokens, has) for at, tokens, has, _ in samples[position].media]
             cuts = (start, start + length)
             assert not any(low < cut < high for low, high, _ in spans for cut in cuts)
-            assert patches == sum(has for low, _, has in spans if start <= low < start + length)
+            inside = [has for low, _, has in spans if start <= low < start + length]
+            assert (patches, media) == (sum(inside), len(inside))
     for position, sample in enumerate(samples):
-        fits = all(n <= ROOM and p <= PATCHES and f <= FRAMES for _, n, p, f in sample.media)
-        assert counts[position].tolist() == [int(fits)] * sample.tokens
+        assert counts[position].tolist() == [int(fit[position])] * sample.tokens
 
 
 def test_what_waits_and_has_no_room_now_is_named():
@@ -80,3 +87,21 @@ def test_what_waits_and_has_no_room_now_is_named():
         StateError, match=r"waiting document of 'a'.* has 8 patches, strategy.limits.patches 7"
     ):
         replace(rules, room=replace(rules.room, patches=7)).check_waiting(plan.state)
+
+
+def test_what_waits_uncounted_takes_no_limit_on_its_number():
+    """A state of before the count: as many as there may be would be above any limit."""
+    samples = [Sample(10, ((0, 2, 8, 0), (2, 2, 8, 0)))] * 12
+    config = plan_config({"a": 1}, sequences=1, sequence_length=30, strategy={"limits": {"media": 2}})
+    (plan,) = PlanDriver(config, ScriptedSources({"a": samples})).run(0)
+    assert len(plan.pieces) == 1
+    waiting = plan.state.waiting
+    assert set(waiting.media.tolist()) == {2}
+    rules = Rules.of(config)
+    rules.check_waiting(plan.state)
+    with pytest.raises(StateError, match="has 2 media, strategy.limits.media 1"):
+        replace(rules, room=replace(rules.room, media=1)).check_waiting(plan.state)
+    older = replace(plan.state, waiting=replace(waiting, media=np.zeros_like(waiting.media)))
+    with pytest.raises(StateError, match=r"media that were never counted, .* resume once with the old"):
+        rules.check_waiting(older)
+    replace(rules, room=replace(rules.room, media=None)).check_waiting(older)

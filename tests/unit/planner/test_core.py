@@ -24,7 +24,7 @@ from dataloader_svc.planner.core import (
 )
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.state import State
-from dataloader_svc.sample import BlockId
+from dataloader_svc.sample import BlockId, Listing
 from dataloader_svc.testing.planning import PlanDriver, plan_config
 from dataloader_svc.testing.scripted_loader import ScriptedSources
 
@@ -205,10 +205,41 @@ def test_a_new_base_ends_a_stop(bench):
     bench.apply(Based(bench.initial))
     bench.apply(Demanded(0, 0))
     error = SourceError("source 'a': no such file")
-    assert bench.apply(Failed(error)) == [Stop(error)]
+    assert bench.apply(Failed(error, Describe("a", 0), bench.core.base)) == [Stop(error)]
     assert bench.apply(Demanded(5, 0)) == []
     bench.apply(Based(bench.initial))
     assert bench.core.stopped is None
+
+
+def test_what_an_earlier_base_asked_for_in_vain_is_asked_again(bench):
+    bench.apply(Based(bench.initial))
+    bench.apply(Demanded(0, 0))
+    (first, _) = of_kind(bench.described("a") + bench.described("b"), Lease)[:2]
+    earlier = bench.core.base
+    bench.apply(Based(bench.initial))
+    assert bench.apply(Demanded(0, 0)) == []  # all of it is under way
+    gone = StateError("its files are not those of the state")
+    assert bench.apply(Failed(gone, first, earlier)) == [first]
+    assert bench.core.stopped is None
+    assert bench.apply(Failed(gone, Describe("a", 0), earlier)) == []  # and is known already
+    assert bench.core.stopped is None
+
+
+def test_what_was_read_of_other_files_is_asked_again(bench):
+    bench.apply(Based(bench.initial))
+    bench.apply(Demanded(0, 0))
+    (lease, *_) = of_kind(bench.described("a") + bench.described("b"), Lease)
+    others = Probed(SOURCES.probe(lease.block), Listing(1, "other"))
+    assert bench.apply(others) == [lease]
+
+
+def test_files_that_changed_are_described_anew(bench):
+    bench.apply(Based(bench.initial))
+    bench.apply(Demanded(0, 0))
+    bench.described("a")
+    bench.described("b")
+    bench.apply(Based(bench.initial, files_changed=True))
+    assert bench.apply(Demanded(0, 0)) == [Describe("a", 0), Describe("b", 0)]
 
 
 def test_an_empty_source_stops_by_name(bench):

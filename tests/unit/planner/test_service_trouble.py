@@ -109,6 +109,25 @@ def test_changed_files_are_named_and_a_fresh_start_begins_again(tmp_path):
     scenario(body, tmp_path)
 
 
+def test_changed_files_that_a_constructor_finds_first(tmp_path):
+    """Nobody has asked this planner for plans: it asks the loaders before it goes on from the old log."""
+
+    async def body(world: World) -> None:
+        loader = await world.add_loader()
+        await world.start()
+        await world.join()
+        await world.plans(1, 0, 2)
+        await world.stop()
+        loader.sources = ScriptedSources(SOURCES.samples, SOURCES.block, "index-1")
+        await world.start()
+        joined = await world.join()
+        assert (joined.session, joined.start_step) == (2, 0)
+        assert current_generation(world.store).reason == "the files have changed"
+        assert [plan.step for plan in await world.plans(2, 0, 2)] == [0, 1, 2]
+
+    scenario(body, tmp_path)
+
+
 def test_it_waits_for_loaders_and_says_so(tmp_path):
     async def body(world: World) -> None:
         heard = Heard("waiting for a loader to come up")
