@@ -28,7 +28,10 @@ from dataloader_svc.testing.tokenizer import IMAGE, VIDEO, make_tokenizer
 REPO = Path(__file__).resolve().parents[1]
 RUN_MARK = "DATALOADER_TEST_RUN"
 COMMAND = (sys.executable, "-m", "dataloader_svc")
-STOP_S = 30.0  # a service that is asked to stop and is still there then hangs; it takes one or two seconds
+STOP_S = 60.0
+"""A service that is asked to stop and is still there then hangs: it takes one or two seconds, and gives up on
+what hangs in `engine.job.CLOSE_S`.
+"""
 
 WORDS = ("a", "of", "loader", "naïve", "für", "猫", "🙂", "sequence", "the", "picture", "block", "is")
 

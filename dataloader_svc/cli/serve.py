@@ -8,10 +8,10 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -75,7 +75,7 @@ def command(
     service that was stopped or killed goes on where it was. Exit code 0 when it was stopped while it served,
     130 when before that.
     """
-    with _stop_on_signals(), _folder(run_dir) as folder:
+    with _stop_on_signals() as signals, _folder(run_dir) as folder:
         if embedded_in is not None:
             end_with(embedded_in)
             store = store or f"sqlite:///{folder / 'job.db'}"
@@ -84,8 +84,9 @@ def command(
         spec = job_spec(loaded, folder, address, store)
         if embedded_in is not None:
             spec = private(spec)
+        job = Job(spec, take_over=take_over)
+        signals.go_to(job.interrupt)
         with progress_console().status(f"starting {loaded.config.job}"):
-            job = Job(spec, take_over=take_over)
             job.__enter__()
         try:
             _announce(job, as_json=as_json, with_token=embedded_in is not None)
@@ -147,22 +148,39 @@ def _folder(run_dir: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
+class _Signals:
+    """SIGINT and SIGTERM: the first ends the command, later ones don't disturb the ending.
+
+    While the configuration is read it raises KeyboardInterrupt, and then it goes to `go_to`: a running job
+    is not to be interrupted at any line.
+    """
+
+    def __init__(self) -> None:
+        self._heard = False
+        self._act: Callable[[], None] | None = None
+
+    def go_to(self, act: Callable[[], None]) -> None:
+        """From now on. KeyboardInterrupt: there was one, which something on its way has passed over."""
+        self._act = act
+        if self._heard:
+            raise KeyboardInterrupt
+
+    def hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signal's signature
+        """The handler."""
+        first, self._heard = not self._heard, True
+        if self._act is not None:
+            self._act()
+        elif first:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does; a second one of either does not disturb the ending."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - signal's signature
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, _stopping_already)
-        raise KeyboardInterrupt
-
-    before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
+def _stop_on_signals() -> Iterator[_Signals]:
+    """Handlers of Python, not SIG_IGN, which a role that is being started would inherit and not hear us."""
+    signals = _Signals()
+    before = [(number, signal.signal(number, signals.hear)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-def _stopping_already(number: int, frame: FrameType | None) -> None:
-    """Nothing. Not SIG_IGN, which a role that is being started would inherit, and then not hear us."""

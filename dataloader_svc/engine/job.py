@@ -2,6 +2,9 @@
 
 `serve` holds one for as long as it runs; `bench`, `preview` and `audit` for a moment. The engine's event loop
 has a thread of its own. One job is served once: `serving.py` sees to it.
+
+What waits here waits at a `Doorbell`, so that a signal is heard at any moment, and for no longer than it may
+when the job ends: processes, tasks and threads that don't end are named, and left or killed.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import replace
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
 from dataloader_svc import faultpoint
+from dataloader_svc.clock import SystemClock
 from dataloader_svc.engine.access import check_access
 from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
+from dataloader_svc.engine.doorbell import Doorbell
+from dataloader_svc.engine.ending import END_S, cancel, whereabouts, within
 from dataloader_svc.engine.local import LocalEngine, describe_exit, role_argv
 from dataloader_svc.engine.replacing import replace_slow
 from dataloader_svc.engine.serving import RENEW_S, Serving, current_holder
@@ -33,6 +38,9 @@ log = logging.getLogger(__name__)
 
 _PORT_TRIES, _PORT_PAUSE_S = 20, 0.25
 """For the port of a service before; children of one that was killed end within ORPHAN_GRACE_S."""
+
+CLOSE_S = 30.0
+"""For all of the ending. The engine gives roles that hang 14 s; the rest is for one thing more that hangs."""
 
 
 class Job:
@@ -52,6 +60,9 @@ class Job:
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._engine: LocalEngine | None = None
         self._calls: set[asyncio.Task[None]] = set()  # what `_call` and `_start` began
+        self._bell = Doorbell()
+        self._interrupted = False
+        self._clock = SystemClock()
         self._watch: asyncio.Task[None] | None = None
         self._store: Store | None = None
         self._serving: Serving | None = None
@@ -86,34 +97,63 @@ class Job:
         return self._engine.logs(name) if self._engine is not None else []
 
     def wait(self) -> None:
-        """Until the job fails for good; raises why. A signal handler that raises interrupts it."""
+        """Until the job fails for good; raises why. KeyboardInterrupt: `interrupt` was called."""
         self._call(self._failed())
 
+    def interrupt(self) -> None:
+        """End `__enter__` or `wait` with KeyboardInterrupt: the one that waits now, or else the next.
+
+        For a signal handler, which by raising itself could raise where exceptions are passed over, or halfway
+        into the starting of a process.
+        """
+        self._interrupted = True
+        self._bell.ring()
+
     def stop(self) -> None:
-        """Stop every process and wait for it; fine when repeated."""
+        """Stop every process and wait for it, CLOSE_S at most; fine when repeated."""
         if self._stopping.is_set() or not self._thread.is_alive():
             return
         self._stopping.set()
-        self._call(self._close())
+        closing = self._begin(self._close())
+        until = self._clock.monotonic() + CLOSE_S
+        while not closing and (left_s := until - self._clock.monotonic()) > 0:
+            self._bell.wait(left_s)
+        if not closing:
+            log.error("the job has not ended in %g s; it is at\n%s", CLOSE_S, whereabouts(self._thread))
+            if self._engine is not None:
+                self._engine.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+            self._bell.close()
+        if closing:
+            closing[0].result()
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` on the engine's loop and wait for it.
+        """Run `work` on the engine's loop until it ends; KeyboardInterrupt: or `interrupt` is called."""
+        ended = self._begin(work)
+        while not ended:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._bell.wait()
+        ended[0].result()
 
-        The wait is a SimpleQueue's, not a Future's: a KeyboardInterrupt can leave a Future locked, and then
-        the loop waits for ever to finish it; a SimpleQueue is made for this.
-        """
-        done: SimpleQueue[asyncio.Task[None]] = SimpleQueue()
+    def _begin(self, work: Coroutine[Any, Any, None]) -> list[asyncio.Task[None]]:
+        """Run `work` on the engine's loop. Its task is put into the list when it has ended, and it rings."""
+        ended: list[asyncio.Task[None]] = []
 
         def begin() -> None:
             task = self._loop.create_task(work)
             self._calls.add(task)
-            task.add_done_callback(done.put)
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[None]) -> None:
+            ended.append(task)
+            self._bell.ring()
 
         self._loop.call_soon_threadsafe(begin)
-        done.get().result()
+        return ended
 
     async def _start(self) -> None:
         spec = self.spec
@@ -214,19 +254,19 @@ class Job:
                     log.warning("can't renew the right to serve: %s", error)
             return request.result()
         finally:
-            await _cancel(failures)
+            await cancel(failures)
 
     async def _close(self) -> None:
         """First what starts and watches ends, then the roles, then whatever else runs on this loop."""
-        await _cancel(self._calls)
+        await cancel(self._calls)
         if self._engine is not None:
             await self._engine.close()
-        await _cancel(asyncio.all_tasks())
+        await cancel(asyncio.all_tasks())
         if self._serving is not None:
-            with contextlib.suppress(StoreError, TimeoutError):  # it expires by itself
-                await asyncio.wait_for(self._serving.end(), LEAVE_S)
+            with contextlib.suppress(StoreError):  # it expires by itself
+                await within(LEAVE_S, "giving back the right to serve", self._serving.end())
         if self._store is not None:
-            await asyncio.to_thread(self._store.close)
+            await within(LEAVE_S, "closing the state store", asyncio.to_thread(self._store.close))
 
 
 async def _tell_restarts(engine: LocalEngine) -> None:
@@ -244,14 +284,6 @@ async def _tell_restarts(engine: LocalEngine) -> None:
                 log.warning("%s: %s; a shadow takes its place", name, describe_exit(now.last_exit))
             elif now.state is RoleState.READY and was.state is not now.state:
                 log.warning("%s is back", name)
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """End them, but for the one that asks."""
-    others = [task for task in tasks if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _until_free(address: str) -> None:

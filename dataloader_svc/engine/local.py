@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,11 @@ from dataloader_svc.engine.logfile import LogFile, log_path
 from dataloader_svc.engine.process import ChildProcess
 from dataloader_svc.engine.restart import RestartHistory, RestartPolicy
 from dataloader_svc.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+KILL_S = 2.0
+"""For a process to be gone after SIGKILL, which takes milliseconds where the kernel can do it."""
 
 Argv = Callable[[RoleSpec], Sequence[str]]
 _ENDED = (RoleState.STOPPED, RoleState.FAILED)
@@ -130,6 +136,12 @@ class LocalEngine:
             )
         self._on_change()
 
+    def kill(self) -> None:
+        """SIGKILL to all that runs, without a wait. From any thread, for when this engine's loop hangs."""
+        self._closed = True
+        for role in self._roles.values():
+            role.kill()
+
     def _shadow_of(self, kind: str) -> ChildProcess | None:
         """The process of a shadow that is warm, which is its no more."""
         for role in self._roles.values():
@@ -213,9 +225,22 @@ class _Role:
             await asyncio.wait([process.exited], timeout=grace_s)
             process.kill()
         assert self._task is not None
-        await asyncio.wait([self._task])  # not `await self._task`: who cancels the caller would cancel it
+        # Not `await self._task`: who cancels the caller would cancel it.
+        await asyncio.wait([self._task], timeout=KILL_S)
+        if not self._task.done():
+            log.error(
+                "%s: process %s has not ended %g s after SIGKILL: it hangs in the kernel, on a file system "
+                "or device that does not answer; going on without it",
+                *(self.spec.name, self.status.pid, KILL_S),
+            )
         self.error = None
         self._set(state=RoleState.STOPPED, pid=None, address=None)
+
+    def kill(self) -> None:
+        self._stop.set()
+        process = self._process
+        if process is not None:
+            process.kill()
 
     async def end_life(self, address: str, grace_s: float) -> bool:
         """Of the process that serves there, if it does; what follows is what follows any death."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -172,6 +173,39 @@ def test_stopped_while_it_starts(config: Path, tmp_path: Path, number: signal.Si
         assert_gone(family)
     assert "Traceback" not in served.stderr
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_signal_that_another_thread_takes(config: Path) -> None:
+    """The kernel gives a signal to any thread, at times to one that is just making another; on two loaded
+    cores `serve` slept on then.
+    """
+    with serve(config) as served:
+        main = served.process.pid
+        others = {int(task.name) for task in Path(f"/proc/{main}/task").iterdir()} - {main}
+        assert ctypes.CDLL(None).tgkill(main, min(others), signal.SIGTERM) == 0  # the first: the engine's
+        assert served.process.wait(STOP_S) == 0
+        assert served.stderr == "stopping\n"
+
+
+def test_ends_though_processes_hang(data: Path, tmp_path: Path) -> None:
+    """One of each kind, each in a service of its own: killed once its time is over, and nobody left."""
+    hanging = ("planner-0", "loader-1", "constructor-0")
+    with contextlib.ExitStack() as services:
+        jobs = []
+        for name in hanging:
+            (folder := tmp_path / name).mkdir()
+            jobs.append(services.enter_context(starting(write_config(folder / "job.yaml", job_values(data)))))
+        families = []
+        for name, served in zip(hanging, jobs, strict=True):
+            served.wait_ready()
+            families.append(served.family())
+            os.kill(served.pids[name], signal.SIGSTOP)
+        for served in jobs:
+            served.process.send_signal(signal.SIGTERM)
+        for served, family in zip(jobs, families, strict=True):
+            assert served.process.wait(STOP_S) == 0
+            assert served.stderr == "stopping\n"
+            assert_gone(family)
 
 
 def test_terminated_while_a_client_reads(config: Path) -> None:
