@@ -1,8 +1,8 @@
 """Which blocks a loader holds, what goes when memory is short, and what is refused. Pure: numbers and names.
 
 A block comes in by `Wanted` (room is reserved by an estimate), `Read` (its true size) or `Failed`. It goes
-when room is needed: blocks that the planner has released first, then those not used for longest. Losing one
-costs a second read, never data, so leases don't protect a block; they only order who goes first.
+when the planner has done with it, or when room is needed: then those not used for longest. Losing one that is
+in use costs a second read, never data, so nothing protects a block.
 `service.py` reads, keeps the blocks' contents and calls `apply` from one thread.
 """
 
@@ -39,15 +39,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A held block was probed (`leased`: the planner counts on it again) or fetched from."""
+    """A held block was probed or fetched from."""
 
     block: BlockId
-    leased: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The planner has done with it. No error where it isn't held."""
+    """The planner has done with it: no plan that is still in use names it. No error where it isn't held."""
 
     block: BlockId
 
@@ -62,12 +61,6 @@ class Forgotten:
 Event = Wanted | Read | Failed | Used | Released | Forgotten
 
 
-@dataclass(slots=True)
-class _Held:
-    num_bytes: int
-    released: bool = False
-
-
 class BlockTable:
     """Blocks held and being read, in bytes. Changed by `apply` alone."""
 
@@ -75,16 +68,14 @@ class BlockTable:
         self.limit_bytes = limit_bytes
         self.reads = 0
         self.rereads = 0
-        self._held: dict[BlockId, _Held] = {}  # least recently used first
+        self._held: dict[BlockId, int] = {}  # bytes; least recently used first
         self._reading: dict[BlockId, int] = {}  # bytes reserved
-        self._lost: dict[
-            BlockId, int
-        ] = {}  # bytes of those dropped while leased, until read again or released
+        self._lost: dict[BlockId, int] = {}  # bytes of those dropped for room, until read again or released
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the blocks held."""
-        return sum(held.num_bytes for held in self._held.values())
+        return sum(self._held.values())
 
     @property
     def held_blocks(self) -> int:
@@ -94,13 +85,12 @@ class BlockTable:
     @property
     def leased_blocks(self) -> int:
         """Blocks that are in use, held or not."""
-        return len(self._lost) + sum(not held.released for held in self._held.values())
+        return len(self._lost) + len(self._held)
 
     @property
     def leased_bytes(self) -> int:
         """Bytes of the blocks in use, held or not. With a lower limit, blocks are read again and again."""
-        leased = sum(held.num_bytes for held in self._held.values() if not held.released)
-        return leased + sum(self._lost.values())
+        return self.held_bytes + sum(self._lost.values())
 
     def __contains__(self, block: BlockId) -> bool:
         return block in self._held
@@ -119,19 +109,13 @@ class BlockTable:
                 return self._wanted(block, num_bytes)
             case Read(block, num_bytes):
                 del self._reading[block]
-                self._held[block] = _Held(num_bytes)
+                self._held[block] = num_bytes
                 return self._make_room(0)
             case Failed(block):
                 del self._reading[block]
-            case Used(block, leased):
-                held = self._held.pop(block)
-                held.released = held.released and not leased
-                self._held[block] = held  # now the last to go
-            case Released(block):
-                self._lost.pop(block, None)
-                if block in self._held:
-                    self._held[block].released = True
-            case Forgotten(block):
+            case Used(block):
+                self._held[block] = self._held.pop(block)  # now the last to go
+            case Released(block) | Forgotten(block):
                 self._lost.pop(block, None)
                 return () if self._held.pop(block, None) is None else (block,)
         return ()
@@ -156,17 +140,12 @@ class BlockTable:
     def _make_room(self, num_bytes: int) -> tuple[BlockId, ...]:
         """Drop blocks until `num_bytes` more fit beside the reserved ones, or none is left."""
         excess = self.held_bytes + sum(self._reading.values()) + num_bytes - self.limit_bytes
-        # Stable: within released and leased blocks the least recently used comes first.
-        order = sorted(self._held, key=lambda block: not self._held[block].released)
         dropped = []
-        for block in order:
-            if excess <= 0:
-                break
-            held = self._held.pop(block)
-            excess -= held.num_bytes
+        while excess > 0 and self._held:
+            block = next(iter(self._held))
+            self._lost[block] = self._held.pop(block)
+            excess -= self._lost[block]
             dropped.append(block)
-            if not held.released:
-                self._lost[block] = held.num_bytes
         return tuple(dropped)
 
     def validate(self) -> None:

@@ -140,9 +140,9 @@ class LoaderService:
         )
 
     async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:
-        """Probe columns of a block, which is leased by this; but for a shadow that only reads ahead."""
+        """Probe columns of a block, which stays until it is released, or room is needed."""
         reader = await self._listed(request.source, request.listing)
-        held = await self._block(_block_id(request), reader, leased=not request.warm)
+        held = await self._block(_block_id(request), reader)
         return probe_to_frame(probe_columns(held))
 
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
@@ -164,7 +164,7 @@ class LoaderService:
         return frame
 
     async def release(self, request: loader_service_pb2.BlockRequest) -> common_pb2.Empty:
-        """The planner has done with a block: the first to go when memory is short.
+        """The planner has done with a block: it goes.
 
         With `reopen` its source's files were repaired: what is held of the block is stale, and so may be what
         is known of where its rows lie.
@@ -236,7 +236,7 @@ class LoaderService:
                 del self._sources[name]
         return (await self._reader(name)).listed(wanted)
 
-    async def _block(self, block: BlockId, reader: SourceReader, *, leased: bool) -> HeldBlock:
+    async def _block(self, block: BlockId, reader: SourceReader) -> HeldBlock:
         """A block, held or read now."""
         num_blocks = reader.order(block.epoch).num_blocks
         if block.block >= num_blocks:
@@ -249,7 +249,7 @@ class LoaderService:
                 break
             self._drop(self._table.apply(core.Forgotten(block)))  # read for another list of shards
         if block in self._table:  # it may have been dropped at once, being larger than the memory
-            self._drop(self._table.apply(core.Used(block, leased)))
+            self._drop(self._table.apply(core.Used(block)))
         return held
 
     async def _read(self, block: BlockId, reader: SourceReader) -> HeldBlock:
@@ -333,7 +333,7 @@ class LoaderService:
         async def take_from(block: BlockId, pieces: list[tuple[int, PieceRange]]) -> None:
             listing = listings.get((block.source, block.epoch), _ALL_SHARDS)
             reader = await self._listed(block.source, listing)
-            held = await self._block(block, reader, leased=False)
+            held = await self._block(block, reader)
             rule = self._rules[block.source]
             for number, piece in pieces:
                 taking = take_silent if number in masked else take

@@ -97,9 +97,13 @@ class LoaderPool:
         return columns
 
     async def release(self, block: BlockId) -> None:
-        """Tell the holder that the block is used up. Only a hint: a loader that does not hear it drops it."""
+        """Tell the holder that the block is used up, and a shadow that has read it.
+
+        Only a hint: a loader that does not hear it drops the block when it needs the room.
+        """
         holder = self._holder.pop(block, None)
-        for address in self._addresses if holder is None else [holder]:
+        holders = self._addresses if holder is None else [holder]
+        for address in {*holders, *self._shadows.released(block)}:
             try:
                 await self._peer(address).call(methods.RELEASE, _request(block), timeout_s=_RELEASE_TIMEOUT_S)
             except PeerError as error:

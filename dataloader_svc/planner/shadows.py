@@ -57,6 +57,11 @@ class Shadows:
         """Block -> address, of what shadows have read that are loaders now."""
         return {block: address for block, address in self._read.items() if address in loaders}
 
+    def released(self, block: BlockId) -> list[str]:
+        """Of a block that is used up: the address of the shadow that has read it, if one has."""
+        address = self._read.pop(block, None)
+        return [] if address is None else [address]
+
     async def close(self) -> None:
         """End what runs."""
         tasks = list(self._busy.values())
@@ -78,11 +83,9 @@ class Shadows:
         self._addresses = [str(json.loads(value)["address"]) for value in values.values()]
 
     async def _have_read(self, address: str, block: BlockId, lease: loader_service_pb2.BlockRequest) -> None:
-        request = loader_service_pb2.BlockRequest(warm=True)
-        request.MergeFrom(lease)
         peer = self._connect(address, "loader")
         try:
-            await peer.fetch(methods.PROBE, request, timeout_s=_READ_TIMEOUT_S)
+            await peer.fetch(methods.PROBE, lease, timeout_s=_READ_TIMEOUT_S)
         except DataloaderError as error:  # it has gone, or took a loader's place
             log.debug("shadow %s: %s", address, error)
             self._addresses = [other for other in self._addresses if other != address]

@@ -39,20 +39,18 @@ class DescribeResponse(_message.Message):
     def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., num_rows: _Optional[int] = ..., digest: _Optional[str] = ..., block_starts: _Optional[_Iterable[int]] = ..., num_shards: _Optional[int] = ..., listed_shards: _Optional[int] = ...) -> None: ...
 
 class BlockRequest(_message.Message):
-    __slots__ = ("source", "epoch", "block", "reopen", "warm", "listing")
+    __slots__ = ("source", "epoch", "block", "reopen", "listing")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     REOPEN_FIELD_NUMBER: _ClassVar[int]
-    WARM_FIELD_NUMBER: _ClassVar[int]
     LISTING_FIELD_NUMBER: _ClassVar[int]
     source: str
     epoch: int
     block: int
     reopen: bool
-    warm: bool
     listing: _plan_pb2.Listing
-    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., block: _Optional[int] = ..., reopen: _Optional[bool] = ..., warm: _Optional[bool] = ..., listing: _Optional[_Union[_plan_pb2.Listing, _Mapping]] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., epoch: _Optional[int] = ..., block: _Optional[int] = ..., reopen: _Optional[bool] = ..., listing: _Optional[_Union[_plan_pb2.Listing, _Mapping]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("step", "sources", "source", "epoch", "position", "block", "start", "length", "max_bytes", "listings", "masked")

@@ -256,12 +256,13 @@ def test_a_block_above_the_memory_is_named(folder: Path) -> None:
     run(configured(loader={"memory": 500}), folder, scenario)
 
 
-def test_released_blocks_go_first(folder: Path) -> None:
+def test_released_blocks_go_at_once(folder: Path) -> None:
     async def scenario(service: LoaderService, peer: Peer) -> None:
         for block in (0, 1):
             await probe(peer, "web", block)
         await peer.call(methods.RELEASE, pb.BlockRequest(source="web", block=1), timeout_s=30)
         await peer.call(methods.RELEASE, pb.BlockRequest(source="web", block=77), timeout_s=30)
+        assert (await status(peer)).held_blocks == 1
         await probe(peer, "web", 2)
         await probe(peer, "web", 3)
         await probe(peer, "web", 0)
