@@ -46,6 +46,7 @@ from dataloader_svc.observe.audit import (
     check_size,
     compare,
 )
+from dataloader_svc.observe.limits import check_limits
 from dataloader_svc.planner.history import read_records
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
@@ -58,6 +59,7 @@ CONTRACTS = {
     "once": "every position is delivered once, quarantined, filtered, or waiting",
     "mixture": "every source is within one sample of its target after every step",
     "caps": "no sequence is above sequence_length; all ranks have as many microbatches",
+    "limits": "no sequence holds more patches, mel frames or media than strategy.limits allows",
     "size": "a step that is given in samples has exactly so many",
 }
 
@@ -187,6 +189,7 @@ def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Findin
         findings.append(Finding("pieces", run.mesh, None, "", text))
     for step, same in zip(run.steps, reference.steps, strict=False):
         findings += check_caps(step, run.mesh, config.sequence_length)
+        findings += check_limits(step, run.mesh, config.strategy.limits.given)
         if config.global_batch.samples is not None:
             findings += check_size(step, run.mesh, config.global_batch.samples)
         if run is not reference:

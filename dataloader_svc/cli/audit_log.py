@@ -14,7 +14,8 @@ from dataloader_svc.config.digest import made_plans
 from dataloader_svc.config.load import LoadedConfig
 from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import StateError
-from dataloader_svc.observe.audit_log import COLUMNS, Account, Entry, account, mixture_findings
+from dataloader_svc.observe.audit_log import COLUMNS, HELD, Account, Entry, account, mixture_findings
+from dataloader_svc.observe.limits import log_findings
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
@@ -51,6 +52,8 @@ def _entry(plan: Plan) -> Entry:
         [(names[source], epoch, row.position) for source, epoch, row in plan.skipped],
         [(names[source], epoch, position) for source, epoch, position in plan.readmitted],
         json.loads(plan.state_json),
+        plan.sequence_offsets,
+        {name: getattr(plan.pieces, column) for name, column in HELD.items()},
     )
 
 
@@ -75,7 +78,9 @@ def _rows(loaded: LoadedConfig, last: dict[str, dict[str, dict[str, object]]]) -
 
 
 def _mixture(loaded: LoadedConfig, log: PlanLog, found: Account) -> float | None:
-    """Add what is wrong with the mixture of the newest generation; None where the file is another by now."""
+    """Add what is wrong with the mixture and the sequences of the newest generation; None where the file is
+    another by now.
+    """
     config, part = loaded.config, log.parts[0]
     if not made_plans(part.generation.config_hash, config, loaded.base_dir) or part.stop == part.first:
         return None
@@ -86,6 +91,9 @@ def _mixture(loaded: LoadedConfig, log: PlanLog, found: Account) -> float | None
     entries = list(_entries(log, first))
     findings, worst = mixture_findings(json.loads(base.to_json()), entries, schedule, config.mixture.unit)
     found.findings += findings
+    found.findings += log_findings(
+        entries, {"tokens": config.sequence_length, **config.strategy.limits.given}
+    )
     return worst
 
 

@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 from dataloader_svc.observe.audit import Finding, Position, weights_at
 
 COLUMNS = ("source", "epoch", "position", "start", "length")
+HELD = {"tokens": "length", "patches": "patches", "frames": "frames", "media": "media"}
+"""What limits count of a sequence -> the column of a record's pieces."""
 _WHERE = "log"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record. pieces: int64 (5, n), rows as COLUMNS, sources as indexes in `sources`; `state` after it."""
+    """A record. pieces: int64 (5, n), rows as COLUMNS, sources as indexes in `sources`; `state` after it.
+
+    sequence_offsets, held   int64 (s+1,) as in the record, and (n,) of each piece by the names of HELD
+    """
 
     step: int
     sources: Sequence[str]
@@ -30,6 +35,8 @@ class Entry:
     passed_over: Sequence[Position]
     readmitted: Sequence[Position]
     state: Mapping[str, Any]
+    sequence_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    held: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

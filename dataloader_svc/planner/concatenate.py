@@ -7,6 +7,7 @@ again, so that a document is only parted where it was cut. `pieces.py` has kept 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ def concatenated(
     made = concatenate(pieces.length, capacity, num_sequences=num_sequences, protected=spans)
     cut = pieces.take(made.document)
     start, length = cut.start + made.start, made.length
-    cut = Pieces(cut.source, cut.epoch, cut.position, start, length, cut.patches, cut.block, cut.frames)
+    cut = replace(cut, start=start, length=length)
     count = int(made.sequence.max(initial=0)) + 1 if num_sequences is None else num_sequences
     first = _first_of_runs(cut, made.sequence)
     joined, sequence, waited = _joined(cut, first), made.sequence[first], age[made.document][first]
@@ -76,8 +77,6 @@ def _joined(pieces: Pieces, first: NDArray[np.int64]) -> Pieces:
     """A piece of each run, of which `first` names the first."""
     if not len(first):
         return pieces
-    run = pieces.take(first)
-    length, patches, frames = (
-        np.add.reduceat(column, first) for column in (pieces.length, pieces.patches, pieces.frames)
-    )
-    return Pieces(run.source, run.epoch, run.position, run.start, length, patches, run.block, frames)
+    summed = ("length", "patches", "frames", "media")
+    sums = {name: np.add.reduceat(getattr(pieces, name), first) for name in summed}
+    return replace(pieces.take(first), **sums)

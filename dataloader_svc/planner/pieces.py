@@ -21,31 +21,35 @@ Column = NDArray[np.int64]
 Counts = NDArray[np.int64] | NDArray[np.int32]
 TooLong = Literal["split", "truncate", "drop", "error"]
 
-_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames")
+_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames", "media")
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The most that a sequence holds: tokens, and of its media encoder patches and mel frames; None: any."""
+    """The most that a sequence holds: tokens, and of its media encoder patches, mel frames, and how many they
+    are; None: any.
+    """
 
     tokens: int
     patches: int | None = None
     frames: int | None = None
+    media: int | None = None
 
-    def lacks(self, tokens: Counts, patches: Counts, frames: Counts) -> NDArray[np.bool_]:
-        """(n,) whether each, of so many tokens, patches and frames, is too much for a sequence."""
+    def lacks(self, tokens: Counts, patches: Counts, frames: Counts, media: Counts) -> NDArray[np.bool_]:
+        """(n,) whether each, of so many tokens, patches, frames and media, is too much for a sequence."""
         over: NDArray[np.bool_] = tokens > self.tokens
-        for values, most in ((patches, self.patches), (frames, self.frames)):
+        for values, most in ((patches, self.patches), (frames, self.frames), (media, self.media)):
             if most is not None:
                 over = over | (values > most)
         return over
 
-    def told(self, tokens: int, patches: int, frames: int) -> str:
+    def told(self, tokens: int, patches: int, frames: int, media: int) -> str:
         """What of a document that is too much is above which setting."""
         settings = (
             (tokens, self.tokens, "tokens, sequence_length"),
             (patches, self.patches, "patches, strategy.limits.patches"),
             (frames, self.frames, "frames, strategy.limits.frames"),
+            (media, self.media, "media, strategy.limits.media"),
         )
         return "; ".join(
             f"{found} {name} {most}" for found, most, name in settings if most is not None and found > most
@@ -61,6 +65,8 @@ class Pieces:
     start, length     tokens of the document
     patches   encoder patches of the media inside the range
     frames    mel frames of the sound inside the range
+    media     how many pictures, clips and sounds there are inside the range; 0 beside patches or frames: it
+              was not counted, by an earlier version of the service
     """
 
     source: Column
@@ -71,6 +77,7 @@ class Pieces:
     patches: Column
     block: Column
     frames: Column
+    media: Column
 
     @classmethod
     def empty(cls) -> Self:
@@ -132,8 +139,8 @@ class BlockPieces:
     start, stop     positions of the block
     position        (g,) of each usable sample, ascending
     ends            (g+1,) cumulative tokens of the usable samples, after the rule: what the mixture counts
-    piece_offsets   (g+1,) pieces of each sample, index into the four below
-    piece_start, piece_length, piece_patches, piece_frames   (p,)
+    piece_offsets   (g+1,) pieces of each sample, index into the five below
+    piece_start, piece_length, piece_patches, piece_frames, piece_media   (p,)
     skipped         what is passed over, ascending by position
     """
 
@@ -147,6 +154,7 @@ class BlockPieces:
     piece_length: Column
     piece_patches: Column
     piece_frames: Column
+    piece_media: Column
     skipped: tuple[SkippedRow, ...]
 
     def run(self, first: int, last: int, source: int) -> Pieces:
@@ -163,6 +171,7 @@ class BlockPieces:
             patches=self.piece_patches[low:high],
             block=np.full(size, self.block.block, np.int64),
             frames=self.piece_frames[low:high],
+            media=self.piece_media[low:high],
         )
 
     def skipped_between(self, first: int, stop: int) -> tuple[SkippedRow, ...]:
@@ -206,9 +215,10 @@ def cut(probe: ProbeColumns, rule: TooLong, room: Room, *, apart: bool = False) 
         if position not in skipped:
             skipped[position] = SkippedRow(position, "", 0, Reason.BAD_RECORD, "its probe has no tokens")
     counts = (tokens > 0).astype(np.int64)
+    held: tuple[Counts, ...] = (probe.patches, probe.frames, np.diff(probe.media_offsets))
     parts: dict[int, list[_Range]] = {}
-    for index in np.flatnonzero(room.lacks(tokens, probe.patches, probe.frames) & (tokens > 0)).tolist():
-        detail = room.told(int(tokens[index]), int(probe.patches[index]), int(probe.frames[index]))
+    for index in np.flatnonzero(room.lacks(tokens, *held) & (tokens > 0)).tolist():
+        detail = room.told(int(tokens[index]), *(int(column[index]) for column in held))
         if rule == "error":
             raise TooLongError(probe.start + index, detail)
         pieces = _ranges(probe, index, rule, room)
@@ -219,22 +229,20 @@ def cut(probe: ProbeColumns, rule: TooLong, room: Room, *, apart: bool = False) 
             skipped[position] = SkippedRow(position, "", 0, Reason.TOO_LONG, detail)
         tokens[index] = sum(piece.length for piece in pieces)
     if apart:
-        for index in np.flatnonzero((tokens > 0) & (np.diff(probe.media_offsets) > 0)).tolist():
-            whole = _Range(0, int(tokens[index]), int(probe.patches[index]), int(probe.frames[index]))
+        for index in np.flatnonzero((tokens > 0) & (held[2] > 0)).tolist():
+            whole = _Range(0, int(tokens[index]), *(int(column[index]) for column in held))
             parts[index] = _apart(probe, index, parts.get(index, [whole]))
             counts[index] = len(parts[index])
     usable = np.flatnonzero(tokens > 0)
     offsets = np.concatenate([[0], np.cumsum(counts[usable])])
-    start = np.zeros(int(offsets[-1]), np.int64)
-    length, patches, frames = (
-        np.repeat(column[usable].astype(np.int64), counts[usable])
-        for column in (tokens, probe.patches, probe.frames)
-    )
+    columns = np.zeros((5, int(offsets[-1])), np.int64)  # as in `_Range`
+    for row, column in enumerate((tokens, *held), 1):
+        columns[row] = np.repeat(column[usable].astype(np.int64), counts[usable])
     first = dict(zip(usable.tolist(), offsets.tolist(), strict=False))
     for index, pieces in parts.items():
         if pieces:
-            span = slice(first[index], first[index] + len(pieces))
-            start[span], length[span], patches[span], frames[span] = np.array(pieces, np.int64).T
+            columns[:, first[index] : first[index] + len(pieces)] = np.array(pieces, np.int64).T
+    start, length, patches, frames, media = columns
     return BlockPieces(
         block=probe.block,
         start=probe.start,
@@ -246,6 +254,7 @@ def cut(probe: ProbeColumns, rule: TooLong, room: Room, *, apart: bool = False) 
         piece_length=length,
         piece_patches=patches,
         piece_frames=frames,
+        piece_media=media,
         skipped=tuple(skipped[position] for position in sorted(skipped)),
     )
 
@@ -257,6 +266,7 @@ class _Range(NamedTuple):
     length: int
     patches: int
     frames: int
+    media: int
 
 
 def _ranges(probe: ProbeColumns, index: int, rule: TooLong, room: Room) -> list[_Range]:
@@ -265,15 +275,16 @@ def _ranges(probe: ProbeColumns, index: int, rule: TooLong, room: Room) -> list[
     starts = probe.media_start[media].astype(np.int64)
     lengths = probe.media_tokens[media].astype(np.int64)
     patches, frames = probe.media_patches[media], probe.media_frames[media]
+    held: list[Column] = [patches.astype(np.int64), frames.astype(np.int64), np.ones_like(starts)]
     total = int(probe.tokens[index])
-    if rule == "drop" or (rule == "split" and bool(room.lacks(lengths, patches, frames).any())):
+    if rule == "drop" or (rule == "split" and bool(room.lacks(lengths, *held).any())):
         return []
     pieces = []
     at = 0
     while at < total:
         end = min(at + room.tokens, total)
         ahead = starts >= at
-        lacking = room.lacks(np.zeros_like(starts), np.cumsum(patches * ahead), np.cumsum(frames * ahead))
+        lacking = room.lacks(np.zeros_like(starts), *(np.cumsum(column * ahead) for column in held))
         lacking |= starts + lengths > end
         lacking &= ahead & (starts < end)
         if lacking.any():
@@ -281,7 +292,7 @@ def _ranges(probe: ProbeColumns, index: int, rule: TooLong, room: Room) -> list[
         if end == at:  # `truncate` of a document that begins with a medium that no sequence has room for
             break
         inside = (starts >= at) & (starts < end)
-        pieces.append(_Range(at, end - at, int(patches[inside].sum()), int(frames[inside].sum())))
+        pieces.append(_Range(at, end - at, *(int(column[inside].sum()) for column in held)))
         if rule == "truncate":
             break
         at = end
@@ -300,9 +311,9 @@ def _apart(probe: ProbeColumns, index: int, ranges: list[_Range]) -> list[_Range
             if not at <= start < end:
                 continue
             if start > at:
-                result.append(_Range(at, start - at, 0, 0))
-            result.append(_Range(start, length, patches, frames))
+                result.append(_Range(at, start - at, 0, 0, 0))
+            result.append(_Range(start, length, patches, frames, 1))
             at = start + length
         if at < end:
-            result.append(_Range(at, end - at, 0, 0))
+            result.append(_Range(at, end - at, 0, 0, 0))
     return result

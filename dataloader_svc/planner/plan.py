@@ -25,7 +25,9 @@ from dataloader_svc.sample import BlockId
 
 VERSION = 1
 
-_UINT_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames")
+_UINT_COLUMNS = ("source", "epoch", "position", "start", "length", "patches", "block", "frames", "media")
+_OPTIONAL = ("frames", "media")
+"""Not written where no piece has any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +91,9 @@ class Plan:
     def to_message(self) -> plan_pb2.PlanRecord:
         """As it goes to the log and to constructors."""
         columns: dict[str, Any] = {name: getattr(self.pieces, name).tolist() for name in _UINT_COLUMNS}
-        if not self.pieces.frames.any():
-            del columns["frames"]
+        for name in _OPTIONAL:
+            if not getattr(self.pieces, name).any():
+                del columns[name]
         return plan_pb2.PlanRecord(
             version=VERSION,
             step=self.step,
@@ -159,9 +162,9 @@ class Plan:
 
 
 def piece_column(record: plan_pb2.PlanRecord, name: str) -> NDArray[np.int64]:
-    """A column of a record's pieces, int64 (n,). `frames` is not written where no piece has sound."""
+    """A column of a record's pieces, int64 (n,)."""
     values = np.array(getattr(record, name), np.int64)
-    return values if len(values) or name != "frames" else np.zeros(len(record.source), np.int64)
+    return values if len(values) or name not in _OPTIONAL else np.zeros(len(record.source), np.int64)
 
 
 def blocks_of(sources: tuple[str, ...], pieces: Pieces) -> set[BlockId]:

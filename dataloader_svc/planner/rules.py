@@ -92,18 +92,23 @@ class Rules:
         caps = (
             ("patches", pieces.patches, self.room.patches),
             ("frames", pieces.frames, self.room.frames),
+            ("media", pieces.media, self.room.media),
         )
         return tuple(Limit(name, values, cap) for name, values, cap in caps if cap is not None)
 
     def check_waiting(self, state: State) -> None:
-        """StateError: a piece that waits is too much for the media of a sequence now. Where its media stand
-        is in no state, so it can't be cut again.
+        """StateError: a piece that waits is too much for the media of a sequence now, or may be, as its media
+        were not counted. Where they stand is in no state, so it can't be cut again.
         """
         waiting = state.waiting
-        over = np.flatnonzero(self.room.lacks(np.zeros_like(waiting.length), waiting.patches, waiting.frames))
-        if len(over):
-            first = int(over[0])
-            found = self.room.told(0, int(waiting.patches[first]), int(waiting.frames[first]))
+        held = (waiting.patches, waiting.frames, waiting.media)
+        over = self.room.lacks(np.zeros_like(waiting.length), *held)
+        if self.room.media is not None:
+            over |= waiting.has_media & (waiting.media == 0)
+        if over.any():
+            first = int(over.argmax())
+            found = self.room.told(0, *(int(column[first]) for column in held))
+            found = found or f"media that were never counted, strategy.limits.media {self.room.media}"
             name = state.names[int(waiting.source[first])]
             raise StateError(
                 f"a waiting document of {name!r} (epoch {waiting.epoch[first]} position "
@@ -137,7 +142,7 @@ class Rules:
 def room(config: Config) -> Room:
     """The most that a sequence of the job holds."""
     limits = config.strategy.limits
-    return Room(config.sequence_length, limits.patches, limits.frames)
+    return Room(config.sequence_length, limits.patches, limits.frames, limits.media)
 
 
 def too_long(source: Source) -> TooLong:

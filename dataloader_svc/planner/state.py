@@ -327,7 +327,7 @@ def _source_json(source: SourceState) -> dict[str, Any]:
 
 def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64]) -> list[list[Any]]:
     """[source, epoch, position, start, length, patches, block, age, piece length] of each run of pieces, and
-    its mel frames where it has any.
+    where it has any, its mel frames and number of media.
 
     A run is what follows in the same document without media, in pieces of one length, the last perhaps
     shorter: what a very long document leaves over is one entry.
@@ -345,9 +345,12 @@ def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64
     run, length = waiting.take(first), np.add.reduceat(waiting.length, first)
     columns = (
         *(run.epoch, run.position, run.start, length, run.patches, run.block),
-        *(age[first], run.length, run.frames),
+        *(age[first], run.length, run.frames, run.media),
     )
-    rows = [row if row[-1] else row[:-1] for row in np.stack(columns, axis=1).tolist()]
+    rows = np.stack(columns, axis=1).tolist()
+    for row in rows:
+        while len(row) > 8 and not row[-1]:  # as it was written before there were these two
+            row.pop()
     return [[names[source], *row] for source, row in zip(run.source.tolist(), rows, strict=True)]
 
 
@@ -362,11 +365,11 @@ def _check_numbers(state: State) -> None:
 
 def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
     number = {name: index for index, name in enumerate(names)}
-    table = np.array([[number[name], *row, 0][:10] for name, *row in runs], np.int64).reshape(-1, 10)
-    source, epoch, position, start, length, patches, block, age, piece, frames = table.T
+    table = np.array([[number[name], *row, 0, 0][:11] for name, *row in runs], np.int64).reshape(-1, 11)
+    source, epoch, position, start, length, patches, block, age, piece, frames, media = table.T
     if (table < 0).any() or (piece < 1).any() or (length // np.maximum(piece, 1)).sum() > _MOST_WAITING:
         raise ValueError("waiting samples have numbers that can't be")
-    whole = Pieces(source, epoch, position, start, length, patches, block, frames)
+    whole = Pieces(source, epoch, position, start, length, patches, block, frames, media)
     pieces, index = _cut_each(whole, piece)
     return pieces, age[index]
 

@@ -133,6 +133,24 @@ def test_a_step_without_equal_numbers_where_that_pays(data: Path, tmp_path: Path
     assert alone == 0 < four < 1
 
 
+def test_sequences_of_few_pictures(data: Path, tmp_path: Path) -> None:
+    """Most of the tokens are of photos: the limit on their number binds, and each is counted."""
+    mixture = {"schedule": [{"step": 0, "notes": 0.1, "photos": 0.9}]}
+    full = {}
+    for limit in (None, 2):
+        values = job_values(data, mixture=mixture, strategy={"limits": {"media": limit}})
+        del values["sources"]["pages"]
+        config = write_config(tmp_path / f"job-{limit}.yaml", values)
+        options = [word for mesh in ("dp=1", "dp=2,cp=2") for word in ("--mesh", mesh)]
+        done = run_cli("audit", config, "--steps", 4, *options, "--json", timeout_s=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert report["contracts"]["limits"]
+        assert len({tuple(row["digests"]) for row in report["meshes"]}) == 1
+        full[limit] = report["meshes"][0]["packing_efficiency"]
+    assert full[2] < 0.7 < 0.95 < full[None]
+
+
 def test_the_whole_of_finite_data_and_its_end(data: Path, tmp_path: Path) -> None:
     values = job_values(data)
     values["mixture"]["exhausted"] = "drop"

@@ -36,7 +36,7 @@ class Readmitted(_message.Message):
     def __init__(self, source: _Optional[int] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class PlanRecord(_message.Message):
-    __slots__ = ("version", "step", "sources", "sequence_offsets", "source", "epoch", "position", "start", "length", "patches", "block", "skipped", "digest", "state_json", "last", "metrics", "readmitted", "frames")
+    __slots__ = ("version", "step", "sources", "sequence_offsets", "source", "epoch", "position", "start", "length", "patches", "block", "skipped", "digest", "state_json", "last", "metrics", "readmitted", "frames", "media")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class PlanRecord(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     READMITTED_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
     sources: _containers.RepeatedScalarFieldContainer[str]
@@ -80,7 +81,8 @@ class PlanRecord(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     readmitted: _containers.RepeatedCompositeFieldContainer[Readmitted]
     frames: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sequence_offsets: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., patches: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ..., digest: _Optional[bytes] = ..., state_json: _Optional[str] = ..., last: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., readmitted: _Optional[_Iterable[_Union[Readmitted, _Mapping]]] = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
+    media: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ..., sequence_offsets: _Optional[_Iterable[int]] = ..., source: _Optional[_Iterable[int]] = ..., epoch: _Optional[_Iterable[int]] = ..., position: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ..., patches: _Optional[_Iterable[int]] = ..., block: _Optional[_Iterable[int]] = ..., skipped: _Optional[_Iterable[_Union[Skipped, _Mapping]]] = ..., digest: _Optional[bytes] = ..., state_json: _Optional[str] = ..., last: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., readmitted: _Optional[_Iterable[_Union[Readmitted, _Mapping]]] = ..., frames: _Optional[_Iterable[int]] = ..., media: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Listing(_message.Message):
     __slots__ = ("shards", "digest")

@@ -27,7 +27,7 @@ _ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "caps": "caps of ranks make sequences wait, which the service does not do once they are packed",
     },
 }
-LIMITED = ("patches", "frames")
+LIMITED = ("patches", "frames", "media")
 """What of a sequence `limits` caps beside its tokens."""
 
 _DEFAULTS = {"unit": "tokens", "alternatives": True}

@@ -110,6 +110,9 @@ class Limits(Model):
     frames: int | None = Field(
         default=None, gt=0, le=LARGEST, description="Mel frames of its sound. None: any number."
     )
+    media: int | None = Field(
+        default=None, gt=0, le=LARGEST, description="Pictures, clips and sounds. None: any number."
+    )
 
     @property
     def given(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ def plan_of(lengths: list[list[int]]) -> Plan:
         sources=("pics", "web"),
         sequence_length=100,
         sequence_offsets=np.cumsum([0, *map(len, lengths)]),
-        pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros, zeros),
+        pieces=Pieces(source, zeros, np.arange(count), zeros, flat, patches, zeros, zeros, zeros),
         skipped=(),
         state_json=State.initial(("pics", "web"), seed=0, config={}).to_json(),
         last=True,

@@ -41,9 +41,7 @@ def record(step: int, *, each: int = 10, length: int = 50) -> Plan:
         sources=("web",),
         sequence_length=100,
         sequence_offsets=np.array([0, 1]),
-        pieces=Pieces(
-            column, column, np.array([each * step]), column, np.array([length]), column, column, column
-        ),
+        pieces=Pieces(column, column, np.array([each * step]), column, np.array([length]), *[column] * 4),
         skipped=(),
         state_json=after(step + 1, each=each).to_json(),
         last=False,

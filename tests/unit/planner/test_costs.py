@@ -54,7 +54,8 @@ def test_a_model_by_name_and_coefficients() -> None:
 
 def test_media_are_patches_and_mel_frames() -> None:
     zeros = np.zeros(3, np.int64)
-    pieces = Pieces(*[zeros] * 5, patches=np.array([0, 4, 10]), block=zeros, frames=np.array([100, 0, 20]))
+    held = {"patches": np.array([0, 4, 10]), "frames": np.array([100, 0, 20]), "media": np.ones(3, np.int64)}
+    pieces = Pieces(*[zeros] * 5, block=zeros, **held)
     cost = media_cost(config(encoder={"patches": 2.0, "frames": 0.5}))
     assert cost.of_pieces(pieces).tolist() == [50, 8, 30]
     assert media_cost(config()).of_pieces(pieces).tolist() == pytest.approx([64, 4, 22.8])

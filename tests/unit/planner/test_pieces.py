@@ -134,6 +134,18 @@ def test_a_document_of_too_much_sound_is_cut_between_clips():
     assert block.piece_frames.tolist() == [48, 22]
 
 
+def test_a_document_of_too_many_media_is_cut_before_the_first_that_has_no_room():
+    media = ((2, 4, 16), (6, 4, 16), (12, 6, 0, 24), (18, 4, 16))
+    block = pieces_of([Sample(30, media), Sample(9)], "split", 100, media=2)
+    assert ranges(block) == [[(0, 12, 32), (12, 18, 16)], [(0, 9, 0)]]
+    assert block.piece_media.tolist() == [2, 2, 0]
+    assert block.run(0, 2, source=0).media.tolist() == [2, 2, 0]
+    assert ranges(pieces_of([Sample(30, media)], "truncate", 100, media=1)) == [[(0, 6, 16)]]
+    assert pieces_of([Sample(30, media)], "split", 100).piece_media.tolist() == [4]
+    with pytest.raises(TooLongError, match="has 4 media, strategy.limits.media 3"):
+        pieces_of([Sample(30, media)], "error", 100, media=3)
+
+
 @pytest.mark.parametrize("rule", ["split", "truncate", "drop"])
 def test_a_picture_of_more_patches_than_a_sequence_may_have_takes_its_document_along(rule):
     block = pieces_of([Sample(17, ((0, 16, 64),)), Sample(3)], rule, 40, patches=63)

@@ -120,6 +120,21 @@ def test_blocks_of_a_plan(plan):
     assert plan.blocks() == {BlockId(plan.sources[s], e, b) for s, e, b in rows}
 
 
+def test_media_are_counted_in_the_record_where_there_are_any(plan):
+    """An older record has no count: its pieces have 0, whatever their patches."""
+    assert plan.to_message().media == []
+    media = np.arange(len(plan.pieces))
+    pieces = replace(plan.pieces, media=media, patches=64 * media)
+    counted = replace(plan, pieces=pieces)
+    again = Plan.from_bytes(counted.to_bytes(), plan.sequence_length)
+    assert again.pieces.media.tolist() == media.tolist()
+    older = counted.to_message()
+    del older.media[:]
+    again = Plan.from_bytes(older.SerializeToString(), plan.sequence_length)
+    assert again.pieces.media.tolist() == [0] * len(media)
+    assert again.digest == counted.digest
+
+
 def test_sound_is_in_the_record_where_there_is_any(plan):
     assert plan.to_message().frames == []
     again = Plan.from_bytes(plan.to_bytes(), plan.sequence_length)

@@ -16,8 +16,8 @@ from dataloader_svc.planner.state import SourceState, State
 
 
 def pieces(*rows: tuple[int, ...]) -> Pieces:
-    """(source, epoch, position, start, length, patches, block[, mel frames]) each."""
-    return Pieces(*np.array([(*row, 0)[:8] for row in rows], np.int64).reshape(-1, 8).T.copy())
+    """(source, epoch, position, start, length, patches, block[, mel frames[, media]]) each."""
+    return Pieces(*np.array([(*row, 0, 0)[:9] for row in rows], np.int64).reshape(-1, 9).T.copy())
 
 
 def state(**changes) -> State:
@@ -195,6 +195,23 @@ def test_waiting_sound_goes_there_and_back_uncut():
     assert after.to_json() == before.to_json()
     with pytest.raises(StateError, match="document of 'a' with media has 7 tokens"):
         after.adapted(("a", "b"), {}, 6)
+
+
+def test_the_number_of_waiting_media_goes_there_and_back():
+    """Beside sound or without; what has none is written as before, and what was never counted stays so."""
+    before = state(
+        waiting=pieces((0, 1, 29, 0, 7, 64, 3, 0, 2), (0, 1, 30, 0, 7, 0, 3, 28, 1), (0, 1, 31, 0, 7, 64, 3)),
+        age=np.zeros(3, np.int64),
+    )
+    assert json.loads(before.to_json())["waiting"] == [
+        ["a", 1, 29, 0, 7, 64, 3, 0, 7, 0, 2],
+        ["a", 1, 30, 0, 7, 0, 3, 0, 7, 28, 1],
+        ["a", 1, 31, 0, 7, 64, 3, 0, 7],
+    ]
+    after = State.from_json(before.to_json())
+    assert after.waiting.media.tolist() == [2, 1, 0]
+    assert after.waiting.has_media.tolist() == [True] * 3
+    assert after.to_json() == before.to_json()
 
 
 NAMES = {"job": "1234", "source/a": "aaaa", "source/b": "bbbb"}

@@ -29,6 +29,7 @@ def state() -> State:
         patches=column(0, 0, 0),
         block=column(0, 1, 0),
         frames=column(0, 0, 0),
+        media=column(0, 0, 0),
     )
     sources = {
         "a": SourceState(1, 9, 109, 1000, 5.0, "index-a"),
