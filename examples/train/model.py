@@ -29,7 +29,7 @@ class ModelConfig:
 def rotary(x: Tensor, position_ids: Tensor) -> Tensor:
     """Rotary position embedding of `x` (T, heads, head_dim) at `position_ids` (T,)."""
     half = x.shape[-1] // 2
-    frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequency = 10_000.0 ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angle = position_ids.to(torch.float32)[:, None] * frequency  # (T, half)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     first, second = x[..., :half], x[..., half:]
@@ -87,6 +87,11 @@ class Vision(nn.Module):
         return self.merger(features.view(-1, self.merge * features.shape[-1]))
 
 
+def idle(module: nn.Module) -> Tensor:
+    """0, which gives every parameter of `module` a gradient, also one that took no part in a forward."""
+    return 0.0 * torch.stack([parameter.sum() for parameter in module.parameters()]).sum()
+
+
 class TinyVlm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -97,7 +102,8 @@ class TinyVlm(nn.Module):
         self.norm = nn.LayerNorm(config.hidden)
         # Merges of a byte-pair vocabulary stand in order of frequency, which is what the clusters want;
         # a full softmax over 129,280 entries would take nine tenths of this model's time.
-        self.head = nn.AdaptiveLogSoftmaxWithLoss(config.hidden, config.vocab_size, [2_000, 20_000])
+        clusters = [config.vocab_size // 64, config.vocab_size // 6]
+        self.head = nn.AdaptiveLogSoftmaxWithLoss(config.hidden, config.vocab_size, clusters)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Sum over tokens of loss_weight times the negative log likelihood of the label."""
@@ -110,9 +116,8 @@ class TinyVlm(nn.Module):
             x = block(x, inputs["position_ids"], bounds)
         wanted = inputs["labels"] >= 0
         logp = self.head(self.norm(x)[wanted], inputs["labels"][wanted]).output
-        # Steps without media anywhere: the all-reduce of the encoder's gradients wants some all the same.
-        idle = 0.0 * sum(parameter.sum() for parameter in self.vision.parameters())
-        return -(logp * inputs["loss_weight"][wanted]).sum() + idle
+        # A microbatch may have no token of a cluster, and its weights a part in what ranks reduce together.
+        return -(logp * inputs["loss_weight"][wanted]).sum() + idle(self.head)
 
     def _place(self, x: Tensor, where: Tensor, inputs: dict[str, Tensor], pixels: str, index: str) -> Tensor:
         if pixels not in inputs or not len(inputs[pixels]):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from model import ModelConfig, TinyVlm
+from model import ModelConfig, TinyVlm, idle
 from torch.nn.parallel import DistributedDataParallel
 
 from dataloader_client import DataServiceLoader
@@ -63,6 +63,8 @@ def main() -> None:
             # The mean over the step's target tokens, wherever they are: DDP divides by the number of
             # ranks, so multiply by it. Ranks with more target tokens count for more, as they should.
             loss = trainer(batch.inputs) * (args.world_size / batch.loss_weight_sum)
+            # Steps without media anywhere: the all-reduce of the encoder's gradients wants some all the same.
+            loss = loss + idle(model.vision)
             if batch.is_last_microbatch:
                 loss.backward()
             else:
