@@ -7,6 +7,7 @@ steps, ranks and bytes; no plan, no array, no clock, no network. What it guarant
 - the lowest step that somebody waits for is always built next, if need be by dropping steps that nobody
   waits for: any step can be built again, so that no order of reads can block;
 - each rank's reads can be repeated, in any order;
+- a step that the job skips is not built, nor its plan kept, unless somebody asks for it all the same;
 - a rank that stands still takes memory from nobody: what lies further behind the others than is built ahead
   of them is dropped, and built again if it is asked for after all.
 
@@ -16,10 +17,56 @@ until dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+
+from dataloader_svc import skips as skipping
+from dataloader_svc.constructor.events import (
+    Action,
+    Asked,
+    BuildFailed,
+    Built,
+    Delivered,
+    Drop,
+    Ended,
+    Event,
+    ExtendPlans,
+    GaveUp,
+    Left,
+    OpenPlans,
+    Planned,
+    PlansFailed,
+    PlansLost,
+    Rank,
+    Refuse,
+    StartBuild,
+)
+
+__all__ = [
+    "KEPT_PLANS",
+    "MAX_BUILDS",
+    "Action",
+    "Asked",
+    "BuildFailed",
+    "Built",
+    "Delivered",
+    "Drop",
+    "Ended",
+    "Event",
+    "ExtendPlans",
+    "GaveUp",
+    "Left",
+    "OpenPlans",
+    "Phase",
+    "Planned",
+    "PlansFailed",
+    "PlansLost",
+    "Rank",
+    "Refuse",
+    "StartBuild",
+    "Window",
+]
 
 MAX_BUILDS = 2
 """Steps built at once: while one is collated, the samples of the next are on their way."""
@@ -27,137 +74,6 @@ MAX_BUILDS = 2
 
 KEPT_PLANS = 16
 """Times `ahead` steps behind that plans are kept: a rank that comes after all need not fetch each anew."""
-
-
-class Rank(NamedTuple):
-    """A reader's place on the mesh."""
-
-    dp: int
-    cp: int
-    tp: int
-    pp: int
-
-
-# --- events: what happened ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A rank wants a step, perhaps again."""
-
-    step: int
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """All of a step's bytes have gone to the rank."""
-
-    step: int
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    """The rank no longer waits: cancelled, cut off, or told an error."""
-
-    step: int
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The rank will read no more."""
-
-    rank: Rank
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The plan has come. A build takes at most `work_bytes` for its time, and `kept_bytes` after it."""
-
-    step: int
-    work_bytes: int
-    kept_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """There is no step `step`, nor a later one."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlansLost:
-    """The stream of plans broke and may be opened again."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlansFailed:
-    """The planner refuses; who waits for a plan was told. Ask again only when somebody else does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A step is ready and takes `kept_bytes`."""
-
-    step: int
-    kept_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class BuildFailed:
-    """A step could not be built; who waited for it was told. Try again only when it is asked for."""
-
-    step: int
-
-
-Event = Asked | Delivered | GaveUp | Left | Planned | Ended | PlansLost | PlansFailed | Built | BuildFailed
-
-
-# --- actions: what is to be done ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPlans:
-    """Ask the planner for plans from `from_step` to `up_to`, in place of any stream before."""
-
-    from_step: int
-    up_to: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendPlans:
-    """Ask for more on the open stream."""
-
-    up_to: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartBuild:
-    """Fetch the samples of a planned step and build it."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Free the batches of a step; with `forget`, its plan as well."""
-
-    step: int
-    forget: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Tell who waits for the step that it can never fit."""
-
-    step: int
-    needed_bytes: int
-
-
-Action = OpenPlans | ExtendPlans | StartBuild | Drop | Refuse
 
 
 class Phase(Enum):
@@ -180,11 +96,19 @@ class _Step:
 
 class Window:
     """The steps of one session. `ranks` are the readers this constructor serves; `ahead` steps are built
-    before they are asked for.
+    before they are asked for. `skips`: (first, stop) of the steps that the job passes over.
     """
 
-    def __init__(self, ranks: Iterable[Rank], *, limit_bytes: int, ahead: int) -> None:
+    def __init__(
+        self,
+        ranks: Iterable[Rank],
+        *,
+        limit_bytes: int,
+        ahead: int,
+        skips: Sequence[skipping.Run] = (),
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self.skips = skips
         self.end: int | None = None
         self._ranks = set(ranks)
         self._ahead = ahead
@@ -245,6 +169,18 @@ class Window:
         """The latest step that a rank's last read was for; -1 before any."""
         return max(self._asked.values(), default=-1)
 
+    @property
+    def _last_ahead(self) -> int:
+        """The step up to which plans and batches are made before they are asked for."""
+        return skipping.after(self.skips, self.frontier, self._ahead)
+
+    def _behind(self, steps: int) -> int:
+        return skipping.before(self.skips, self.frontier, steps)
+
+    def _is_passed_over(self, number: int) -> bool:
+        """Whether the job skips the step, and nobody waits for it even so."""
+        return skipping.is_skipped(self.skips, number) and not self._steps[number].waiting
+
     def _is_done(self, number: int) -> bool:
         """Whether every rank has read the step or gone past it, and nobody waits."""
         step = self._steps[number]
@@ -253,8 +189,8 @@ class Window:
 
     def _drop_done(self) -> list[Action]:
         """Forget what nobody will ask for, but the newest done step: a reply that got lost is asked again."""
-        last_ahead = self.frontier + self._ahead
-        beyond = [n for n in self._steps if self._beyond(n, last_ahead)]
+        last_ahead = self._last_ahead
+        beyond = [n for n in self._steps if self._beyond(n, last_ahead) or self._is_passed_over(n)]
         done = [n for n in self._steps if n not in beyond and self._is_done(n)]
         keep = max((n for n in done if self._steps[n].phase is Phase.READY and self._ranks), default=None)
         return [
@@ -269,8 +205,8 @@ class Window:
 
     def _drop_left_behind(self, keep: int | None) -> list[Action]:
         """Free the batches that only ranks far behind have not read, and forget the oldest plans of them."""
-        far = self.frontier - self._ahead
-        oldest_plan = self.frontier - KEPT_PLANS * self._ahead
+        far = self._behind(self._ahead)
+        oldest_plan = self._behind(KEPT_PLANS * self._ahead)
         behind = [n for n, step in self._steps.items() if n < far and n != keep and not step.waiting]
         return [
             action
@@ -295,9 +231,9 @@ class Window:
     def _demand_plans(self) -> list[Action]:
         if not self._asked or self._plans_failed:
             return []
-        frontier = self.frontier
-        up_to = frontier + self._ahead
-        wanted = {n for n, step in self._steps.items() if step.waiting} | set(range(frontier + 1, up_to + 1))
+        up_to = self._last_ahead
+        coming = {skipping.after(self.skips, self.frontier, n) for n in range(1, self._ahead + 1)}
+        wanted = {n for n, step in self._steps.items() if step.waiting} | coming
         lacking = [
             n
             for n in wanted

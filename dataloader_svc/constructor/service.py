@@ -8,6 +8,7 @@ opens its session again.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -35,6 +36,7 @@ from dataloader_svc.constructor.session import Session, Surroundings
 from dataloader_svc.errors import MeshError, PeerError, SessionSuperseded, StateError, VersionError
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.rpc.stubs import Connect, Peer
+from dataloader_svc.skips import Run, after
 from dataloader_svc.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,9 @@ CALL_TIMEOUT_S = 30.0
 """Of a question to the planner, which it answers from memory or with one write to the store."""
 
 MOST_AHEAD = 100_000
-"""Steps that a read may be ahead of all others: each before it is planned and logged, for whoever asks."""
+"""Steps that a read may be ahead of all others, beside skipped ones: each before it is planned and logged,
+for whoever asks.
+"""
 
 
 class ConstructorService:
@@ -204,7 +208,7 @@ class ConstructorService:
             found = await planner.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=CALL_TIMEOUT_S)
             if found.session != number:
                 raise SessionSuperseded.of(number, found.session)
-            self._session = Session(self._surroundings, number, found.mesh)
+            self._session = Session(self._surroundings, number, found.mesh, _skips(found.state_json))
             self._planned_at_opening = found.next_step
             if former is not None:
                 await former.end(former.failure or SessionSuperseded.of(former.number, number))
@@ -220,7 +224,7 @@ class ConstructorService:
 
     def _check_step(self, session: Session, step: int) -> None:
         latest = max(self._planned_at_opening, session.window.frontier)
-        if step > latest + MOST_AHEAD:
+        if step > after(session.window.skips, latest, MOST_AHEAD):
             raise StateError(
                 f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead "
                 "of it can be read"
@@ -234,6 +238,12 @@ def _segments(limit_bytes: int, name: str) -> Segments | None:
     except OSError as error:
         log.warning("%s: batches go over gRPC to this host too: no shared memory: %s", name, error)
         return None
+
+
+def _skips(state_json: str) -> tuple[Run, ...]:
+    """Of the planner's state: every state of a generation has the same."""
+    found = json.loads(state_json).get("skips", ()) if state_json else ()
+    return tuple((int(first), int(stop)) for first, stop, _ in found)
 
 
 def _rank(coords: common_pb2.Coords) -> Rank:

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import product
@@ -40,6 +40,7 @@ from dataloader_svc.errors import (
 )
 from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.sample import RowRef, SampleId
+from dataloader_svc.skips import Run
 from dataloader_svc.store.base import Store
 from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine
 
@@ -71,11 +72,13 @@ class _Planned:
 
 
 class Session:
-    """`number` and `mesh` are the planner's; this constructor serves the dp ranks that are congruent to its
-    index modulo `constructor.count`.
+    """`number`, `mesh` and `skips`, (first, stop) of the steps that nobody reads, are the planner's; this
+    constructor serves the dp ranks that are congruent to its index modulo `constructor.count`.
     """
 
-    def __init__(self, surroundings: Surroundings, number: int, mesh: common_pb2.Mesh) -> None:
+    def __init__(
+        self, surroundings: Surroundings, number: int, mesh: common_pb2.Mesh, skips: Sequence[Run] = ()
+    ) -> None:
         config, images = surroundings.config, surroundings.config.images
         self.number, self.mesh = number, mesh
         self.sizes = Rank(*(max(size, 1) for size in (mesh.dp, mesh.cp, mesh.tp, mesh.pp)))
@@ -85,6 +88,7 @@ class Session:
             (Rank(*place) for place in places),
             limit_bytes=config.constructor.window_bytes,
             ahead=config.planner.ahead,
+            skips=skips,
         )
         self.traces: deque[Mapping[str, float]] = deque(maxlen=_TRACED_STEPS)
         self._is = surroundings

@@ -24,6 +24,7 @@ from dataloader_svc.planner.place import Strategy, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import masked_pieces
 from dataloader_svc.planner.session import Session
+from dataloader_svc.skips import before as steps_before
 
 _KEPT_PLANS = 64
 """Plans kept in memory for readers; older ones are read from the log."""
@@ -135,8 +136,9 @@ class PlanStreams:
         if state is not None and state.step > before:
             self._waiting_since = self._clock.monotonic()  # there was nothing to do
         self._wanted[stream] = up_to
-        # A constructor asks for `ahead` steps beyond the one that its ranks read.
-        done_below = min(self._wanted.values()) - self._ahead
+        # A constructor asks for `ahead` steps beyond the one that its ranks read, but for those nobody reads.
+        skips = () if state is None else tuple((skip.first, skip.stop) for skip in state.skips)
+        done_below = steps_before(skips, min(self._wanted.values()), self._ahead)
         self._apply(core.Demanded(max(self._wanted.values()), done_below))
 
     async def _wait_for(

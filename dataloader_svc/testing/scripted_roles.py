@@ -263,7 +263,10 @@ class ScriptedPlanner:
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
         """The session served now; 0 before the first."""
         mesh = self.meshes[-1] if self.meshes else None
-        return planner_service_pb2.PlannerStatus(job="scripted", session=len(self.sessions), mesh=mesh)
+        state = self.sessions[-1][1] if self.sessions else ""
+        return planner_service_pb2.PlannerStatus(
+            job="scripted", session=len(self.sessions), mesh=mesh, state_json=state
+        )
 
 
 @dataclass(slots=True)

@@ -34,8 +34,8 @@ A, B = Rank(0, 0, 0, 0), Rank(1, 0, 0, 0)
 class Driven:
     """A window, checked after every event."""
 
-    def __init__(self, ranks=(A, B), limit=1000, ahead=2):
-        self.window = Window(ranks, limit_bytes=limit, ahead=ahead)
+    def __init__(self, ranks=(A, B), limit=1000, ahead=2, skips=()):
+        self.window = Window(ranks, limit_bytes=limit, ahead=ahead, skips=skips)
 
     def __call__(self, *events):
         actions = []
@@ -177,11 +177,42 @@ def test_a_rank_that_stands_still_keeps_memory_from_nobody():
     assert StartBuild(1) in window(*planned(*range(1, 102)))
 
 
+def test_what_the_job_skips_is_not_built_and_what_comes_after_it_is():
+    window = Driven(skips=[(6, 9)])
+    assert window(Asked(5, A), Asked(5, B)) == [OpenPlans(5, 10)]
+    actions = window(*planned(5, 6, 7, 8, 9, 10))
+    assert actions == [
+        StartBuild(5),
+        *(Drop(step, forget=True) for step in (6, 7, 8)),
+        StartBuild(9),
+    ]
+    assert window(Built(5, 50), Built(9, 50), Built(10, 50)) == [StartBuild(10)]
+    assert window.window.ready == [5, 9, 10]
+    # The step before is as near to it as if there were nothing between.
+    assert window(Delivered(5, A), Asked(9, A), Delivered(9, A)) == [ExtendPlans(11)]
+    assert 5 in window.window.ready
+
+
+def test_a_skipped_step_is_built_for_whoever_asks_for_it_all_the_same():
+    window = Driven(skips=[(6, 9)])
+    window(Asked(5, A), *planned(5, 6, 7))
+    assert window(Asked(7, B)) == [OpenPlans(7, 10)]
+    assert StartBuild(7) in window(*planned(7), Built(5, 50), Delivered(5, A))
+    assert Drop(7, forget=True) in window(Built(7, 50), Delivered(7, B))
+
+
+def test_a_stream_that_breaks_in_a_skip_goes_on_after_it():
+    window = Driven(skips=[(6, 1_000_000)])
+    assert window(Asked(5, A)) == [OpenPlans(5, 1_000_001)]
+    window(*planned(5, 6, 7))
+    assert window(PlansLost()) == [OpenPlans(1_000_000, 1_000_001)]
+
+
 class Simulation:
     """A service around a window, whose every step happens when the test says so."""
 
-    def __init__(self, ranks, limit, ahead, num_steps, sizes):
-        self.window = Window(ranks, limit_bytes=limit, ahead=ahead)
+    def __init__(self, ranks, limit, ahead, num_steps, sizes, skips=()):
+        self.window = Window(ranks, limit_bytes=limit, ahead=ahead, skips=skips)
         self.num_steps, self.sizes = num_steps, sizes
         self.stream = None  # [next step, up to]
         self.building, self.built, self.served = [], {}, []
@@ -239,15 +270,21 @@ class Simulation:
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), limit=st.integers(100, 400), ahead=st.integers(1, 4), num_steps=st.integers(1, 8))
-def test_every_read_is_served_whatever_the_order(data, limit, ahead, num_steps):
+@given(
+    data=st.data(),
+    limit=st.integers(100, 400),
+    ahead=st.integers(1, 4),
+    num_steps=st.integers(1, 8),
+    skips=st.sampled_from([[], [(0, 2)], [(2, 3), (3, 6)], [(1, 2), (5, 40)]]),
+)
+def test_every_read_is_served_whatever_the_order(data, limit, ahead, num_steps, skips):
     ranks = [Rank(dp, cp, 0, 0) for dp in range(2) for cp in range(2)]
     sizes = {}
 
     def size(step):
         return sizes.setdefault(step, (step * 37 % 30, 40 + step * 13 % 30))
 
-    simulation = Simulation(ranks, limit, ahead, num_steps, size)
+    simulation = Simulation(ranks, limit, ahead, num_steps, size, skips)
     # Each rank reads its steps with at most two in flight; some start late, some read again, some leave.
     reads = {
         rank: [*sorted(data.draw(st.lists(st.integers(0, num_steps), max_size=6))), num_steps]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import re
 from contextlib import asynccontextmanager
 
@@ -444,3 +445,18 @@ async def test_two_constructors_share_the_ranks_and_agree_on_the_step():
         job.store.delete("endpoint/constructor/1")
         with pytest.raises(PeerError, match="constructor-1, which serves dp rank 1, is not up"):
             await reader.join(dp=2, dp_rank=1)
+
+
+@run
+async def test_steps_that_the_job_skips_are_neither_fetched_nor_waited_for():
+    async with serving(Script(num_steps=10)) as (job, reader):
+        await reader.join(state=json.dumps({"version": 1, "step": 0, "skips": [[2, 5, "spike"]]}))
+        for step in (0, 1):
+            await reader.read(step)
+        await asyncio.gather(*(loader.until_asked(6) for loader in job.loaders))  # ahead of it, nobody asks
+        for step in (5, 6, 7):
+            await reader.read(step)
+        fetched = {step for loader in job.loaders for step in loader.requests}
+        assert not fetched & {2, 3, 4}
+        frame = await reader.read(3)  # whoever wants to see it all the same
+        assert split(frame)[0].step == 3

@@ -8,6 +8,7 @@ import pytest
 
 from dataloader_client._pb import plan_pb2
 from dataloader_svc.errors import StateError, VersionError
+from dataloader_svc.planner.core import Demanded, PlannerCore
 from dataloader_svc.planner.history import current_generation, read_records
 from dataloader_svc.planner.skip import MOST, Skip, ahead, with_skips
 
@@ -59,6 +60,23 @@ def test_an_empty_service_passes_over_what_the_state_says(tmp_path):
             await other.end()
 
     scenario(body, tmp_path)
+
+
+def test_what_is_read_before_a_skip_stays_with_the_loaders_until_it_was_read(tmp_path, monkeypatch):
+    """A constructor whose ranks read step 7 and that works 4 steps ahead asks for steps up to 14."""
+    told = []
+    apply = PlannerCore.apply
+    monkeypatch.setattr(PlannerCore, "apply", lambda core, event: told.append(event) or apply(core, event))
+
+    async def body(world: World) -> None:
+        await world.add_loader()
+        await world.start()
+        session = (await world.join(skip=[SPIKE], knows_skips=True)).session
+        await world.plans(session, 0, 14)
+        (demanded,) = (event for event in told if isinstance(event, Demanded))
+        assert demanded == Demanded(up_to=14, done_below=7)
+
+    scenario(body, tmp_path, config(planner={"ahead": 4}))
 
 
 def test_a_client_that_would_train_on_them_is_refused(tmp_path):
