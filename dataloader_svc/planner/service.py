@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import dataloader_svc
@@ -22,22 +21,16 @@ from dataloader_svc.config.digest import config_hash, read_digest
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     DataloaderError,
-    MeshError,
     NotLeader,
     PeerError,
-    SessionSuperseded,
     StateError,
     StoreError,
     VersionError,
 )
 from dataloader_svc.planner import core
-from dataloader_svc.planner.attendance import AGREE_S, Agreement, Claim, Coords
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors
-from dataloader_svc.planner.change import Change, still_to_come
 from dataloader_svc.planner.control import Control
-from dataloader_svc.planner.files import FilesCheck
-from dataloader_svc.planner.history import same_place
 from dataloader_svc.planner.journal import Journal
 from dataloader_svc.planner.loaders import LoaderPool
 from dataloader_svc.planner.messages import (
@@ -46,19 +39,14 @@ from dataloader_svc.planner.messages import (
     join_response,
     mesh_message,
 )
-from dataloader_svc.planner.place import MeshSize, Strategy
+from dataloader_svc.planner.place import Strategy
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.select import Rules
 from dataloader_svc.planner.session import (
-    Branch,
-    Session,
     check_protocol,
-    check_state,
-    decide,
-    reason_of,
 )
-from dataloader_svc.planner.skip import Skip, ahead, asked_skips, with_skips
-from dataloader_svc.planner.state import State
+from dataloader_svc.planner.sessions import Sessions
+from dataloader_svc.planner.skip import ahead, asked_skips
 from dataloader_svc.planner.streams import PlanStreams
 from dataloader_svc.planner.watch import LoaderWatch, replaced_messages
 from dataloader_svc.rpc.stubs import Connect, Peer
@@ -94,19 +82,13 @@ class PlannerService:
         self._config, self._store, self._clock, self._owner = config, store, clock, owner
         self._rules = Rules.of(config, base_dir)
         self._base_dir = base_dir
-        self._digests: dict[str, str] = {}
-        self._config_hash = ""
         self._core = core.PlannerCore(self._rules, ahead=config.planner.ahead)
         self._loaders = LoaderPool(store, clock, config.loader.count, connect)
         self._watch = LoaderWatch(self._loaders, store, clock, self._next_step)
-        self._files = FilesCheck(self._loaders)
         self._journal = Journal(store, config.sequence_length)
         self._calibration = Calibration() if config.strategy.calibrate else None
-        self._session: Session | None = None
-        self._agreement = Agreement(AGREE_S)
         self._growing: set[str] = set()  # sources of which it was said
         self._adopting = False
-        self._joining = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._background = Background(lambda: self._background.start(self._streams.wake()))
         self.failed = self._background.failed
@@ -120,8 +102,19 @@ class PlannerService:
             self._calibration,
             self._background,
             apply=self._apply,
-            session=lambda: self._session,
+            session=lambda: self._sessions.now,
             check=self._check,
+        )
+        self._sessions: Sessions = Sessions(
+            config,
+            self._rules,
+            self._core,
+            self._journal,
+            self._loaders,
+            apply=self._apply,
+            wake=self._streams.wake,
+            forget=self._streams.clear,
+            writing=self._writing,
         )
         self.control = Control(
             self._core,
@@ -129,7 +122,7 @@ class PlannerService:
             self._rules.schedule,
             self._rules.unit,
             keep=config.planner.keep,
-            session=lambda: self._session,
+            session=lambda: self._sessions.now,
             apply=self._apply,
             writing=self._writing,
             background=self._background,
@@ -139,14 +132,15 @@ class PlannerService:
 
     async def start(self) -> None:
         """Become leader (waits while another planner is), and take up what the store knows."""
-        self._digests, self._config_hash = await asyncio.to_thread(self._hashes)
+        digests, own_hash = await asyncio.to_thread(self._hashes)
+        self._sessions.under(digests, own_hash)
         await self._journal.lead(LEADER, self._owner, _LEASE_TTL_S)
         self._background.start(self._keep_leading())
         self._background.start(self._watch.run())
         generation, session = await self._journal.load()
         if generation is not None:
             await self._journal.load_changes()
-        if generation is None or generation.config_hash != self._config_hash:
+        if generation is None or generation.config_hash != own_hash:
             return
         state, used = await self._journal.resume(self._config.planner.ahead)
         if state.names == self._rules.names:
@@ -155,10 +149,7 @@ class PlannerService:
             newest = self._newest_factors()
             if self._calibration is None and newest is not None and newest.parts:
                 await self._journal.append_factors(Factors(state.step, (), 0.0))  # it has been turned off
-            self._session = session
-            self._base(core.Based(state, used))
-            if session is not None:
-                self._apply(core.Opened(session.start_step, session.reopens))
+            self._sessions.resume(core.Based(state, used), session)
             log.info("planner: generation %d goes on at step %d", generation.number, state.step)
 
     def _next_step(self) -> int:
@@ -186,8 +177,7 @@ class PlannerService:
             except StoreError as error:  # full, say: the fence still tells who leads
                 log.warning("planner: can't renew its lease: %s", error)
                 continue
-            async with self._joining:
-                await self._take_requests()
+            await self._sessions.take_requests()
 
     # ---- the core
 
@@ -292,143 +282,17 @@ class PlannerService:
             raise StateError(
                 f"this service serves job {config.job!r}, not {request.job!r}: check the address"
             )
-        mesh = asked_mesh(config, request)
-        state = None
-        if request.state_json:
-            state = State.from_json(request.state_json).renamed(self._digests)
-            check_state(state, self._digests, force=request.force)
+        mesh, brought = asked_mesh(config, request), self._sessions.brought(request)
         if request.session:  # a rank of a session that is over must not begin one
             self._check(int(request.session))
-        session, state = await self._agree(state, mesh, coords_of(request), asked_skips(request))
+        session, state = await self._sessions.agree(brought, mesh, coords_of(request), asked_skips(request))
         if ahead(state.skips, state.step) and not request.knows_skips:
             raise VersionError(
                 f"{ahead(state.skips, state.step)[0]}; the client ({request.client_version or 'unnamed'}) is "
                 "too old to pass over steps, and would train on them: upgrade the client"
             )
         faultpoint.point("planner.joined")
-        return join_response(config, self._config_hash, self._rules.names, session, state)
-
-    async def _agree(
-        self, state: State | None, mesh: MeshSize, rank: Coords, skips: tuple[Skip, ...]
-    ) -> tuple[Session, State]:
-        """`_enter`, once no other rank is there that wants something else. StateError, MeshError: one is."""
-        rules, agreement = self._rules, self._agreement
-        if state is None:
-            state = State.initial(rules.names, seed=self._config.seed, config=self._digests)
-            state = replace(state, job=self._config.job)
-        state = replace(state, skips=with_skips(state.skips, skips, state.step))
-        adapted = state.adapted(rules.names, self._digests, rules.sequence_length, rules.whole)
-        rules.check_waiting(adapted)
-        adapted = replace(adapted.under(rules.schedule.digest), job=self._config.job)
-        changed_in = await self._files_changed(adapted)
-        claim, until = Claim(adapted.step, adapted.hash(), mesh), agreement.deadline()
-        async with agreement.holding(claim, rank):
-            while True:
-                async with self._joining:
-                    if agreement.may_enter(claim, rank):
-                        await self._take_requests()
-                        entered = await self._enter(state, adapted, mesh, skips, changed_in)
-                        await agreement.entered(entered[0].number, claim, rank)
-                        return entered
-                try:
-                    await agreement.hold_back(claim, rank, until)
-                except (StateError, MeshError) as dispute:
-                    log.warning("planner: %s", dispute)
-                    self._session = None
-                    await self._streams.wake()
-                    raise
-
-    async def _files_changed(self, start: State) -> int | None:
-        """The core's base whose files are no more, for a job that starts from the beginning.
-
-        Asked for, since a constructor can come upon it before the planner does.
-        """
-        known, base = self._core.state, self._core.base
-        if known is None or start.step > 0:
-            return None
-        session = 0 if self._session is None else self._session.number
-        return base if await self._files.changed(known, (base, session)) else None
-
-    async def _enter(
-        self,
-        state: State,
-        adapted: State,
-        mesh: MeshSize,
-        skips: tuple[Skip, ...],
-        changed_in: int | None,
-    ) -> tuple[Session, State]:
-        """The session for this state and mesh, begun if there is none, and the state it starts from."""
-        generation = self._journal.generation
-        files_changed = isinstance(self._core.stopped, StateError) or changed_in == self._core.base
-        mine = None if files_changed else self._of_session(state, adapted, mesh)
-        if mine is not None:
-            return await self._begin_session(mine, mesh), mine
-        logged = await self._journal.state_at(state.step) if generation is not None else None
-        choice = decide(state, adapted, generation, logged, self._config_hash, data_changed=files_changed)
-        if isinstance(choice, Branch):
-            known = generation.base if generation and generation.base.step == state.step else logged
-            told = self._to_be_told(adapted) if known is not None and same_place(known, adapted) else ()
-            reason = reason_of(choice, state, adapted, skips)
-            await self._begin_generation(adapted, reason, told, files_changed=files_changed)
-            return await self._begin_session(adapted, mesh), adapted
-        return await self._begin_session(choice.state, mesh), choice.state
-
-    def _of_session(self, state: State, adapted: State, mesh: MeshSize) -> State | None:
-        """The state that the session began from, where a rank brings it: its record may be removed by now."""
-        generation, session = self._journal.generation, self._session
-        if generation is None or session is None:
-            return None
-        brought = (adapted, state)
-        keys = ((generation.number, each.step, each.hash(), mesh) for each in brought)
-        found = [each for each, key in zip(brought, keys, strict=True) if session.matches(*key)]
-        return found[0] if found else None
-
-    def _to_be_told(self, base: State) -> tuple[Change, ...]:
-        """Changes of the mixture that a state of this history does not know yet: the next generation must."""
-        return still_to_come(self._journal.changes, base.step, self._rules.schedule.digest)
-
-    async def _begin_generation(
-        self, base: State, reason: str, changes: tuple[Change, ...], *, files_changed: bool
-    ) -> None:
-        async with self._writing:  # no record of the generation before is on its way any more
-            await self._journal.begin_generation(base, self._config_hash, reason, changes)
-            self._streams.clear()
-            self._session = None
-            await self._journal.load_requests()
-            self._base(core.Based(base, files_changed=files_changed))
-
-    def _base(self, event: core.Based) -> None:
-        """Plan from a state, with what is asked for in its history."""
-        self._apply(event)
-        self._apply(core.Mixed(self._journal.changes))
-        self._apply(core.Requested(self._journal.requests.asked))
-
-    async def _take_requests(self) -> None:
-        """Tell the core of requests for readmission that are new in the store."""
-        state = self._core.state
-        if state is not None and await self._journal.has_requests(state.readmitted[0]):
-            requests = await self._journal.load_requests()
-            log.info("planner: request %d for readmission", requests.last)
-            self._apply(core.Requested(requests.asked))
-
-    async def _begin_session(self, start: State, mesh: MeshSize) -> Session:
-        generation = self._journal.generation
-        assert generation is not None, "a session has a generation"
-        key = (generation.number, start.step, start.hash(), mesh)
-        if self._session is None or not self._session.matches(*key) or self._end_may_move(start):
-            self._session = await self._journal.begin_session(*key, reopens=self._core.asked + 1)
-            self._apply(core.Opened(start.step, self._session.reopens))
-            log.info("planner: session %d: mesh %s from step %d", self._session.number, mesh, start.step)
-            await self._streams.wake()
-        return self._session
-
-    def _end_may_move(self, start: State) -> bool:
-        """Whether ranks of the session were told that the data ends here, and more was asked for since.
-
-        Who is told otherwise belongs to another session: the end is the same step for all ranks of one.
-        """
-        reopens = 0 if self._session is None else self._session.reopens
-        return self._core.end == start.step and self._core.asked >= max(reopens, 1)
+        return join_response(config, self._sessions.config_hash, self._rules.names, session, state)
 
     # ---- Plans
 
@@ -441,10 +305,7 @@ class PlannerService:
     def _check(self, session: int) -> None:
         if self.failed.done():
             raise PeerError("the planner is stopping; it will be back")
-        now = self._session.number if self._session is not None else 0
-        if session != now:
-            self._agreement.check(session)
-            raise SessionSuperseded.of(session, now)
+        self._sessions.check(session)
 
     # ---- Report
 
@@ -477,7 +338,7 @@ class PlannerService:
     async def status(self, _: common_pb2.Empty) -> planner_service_pb2.PlannerStatus:
         """Generation, session and position."""
         status = planner_service_pb2.PlannerStatus(job=self._config.job, fence=self._journal.fence)
-        generation, session, state = self._journal.generation, self._session, self._core.state
+        generation, session, state = self._journal.generation, self._sessions.now, self._core.state
         if generation is not None:
             status.generation = generation.number
         if session is not None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dataloader_svc.errors import MeshError, SessionSuperseded, StateError
-from dataloader_svc.planner import service
+from dataloader_svc.planner import sessions
 from dataloader_svc.planner.attendance import Agreement, Attendance, Claim, Coords
 from dataloader_svc.planner.place import MeshSize
 
@@ -102,7 +102,7 @@ def test_claims_in_words():
 
 def test_the_planner_ends_a_session_that_ranks_disagree_about(tmp_path, monkeypatch):
     """Its readers are told, in the words of the other side; then all start again, and go on."""
-    monkeypatch.setattr(service, "AGREE_S", 0.0)
+    monkeypatch.setattr(sessions, "AGREE_S", 0.0)
 
     async def body(world: World) -> None:
         await world.add_loader()
