@@ -203,6 +203,7 @@ class Served:
                 if "dataloader_svc.engine.role" in line:
                     role, index = line[line.index("--role") + 1], line[line.index("--index") + 1]
                     name = f"{role}-shadow-{index}" if "--shadow" in line else f"{role}-{index}"
+                    name = f"{line[line.index('--split') + 1]}-{name}" if "--split" in line else name
                     found[self._promoted().get(child.pid, name)] = child
         return found
 

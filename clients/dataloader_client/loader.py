@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, Literal, Self, TypeGuard
 
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
@@ -33,7 +33,7 @@ from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
 from dataloader_client.control import Controls, Skip, following
 from dataloader_client.credentials import TLS, Credentials
-from dataloader_client.errors import DataServiceError, MeshMismatchError
+from dataloader_client.errors import DataServiceError, MeshMismatchError, VersionMismatchError
 from dataloader_client.forks import warn_of_fork_support
 from dataloader_client.habits import Habits, refuse
 from dataloader_client.local import LocalService
@@ -72,6 +72,8 @@ class DataServiceLoader(Controls, Habits):
     tls                a TLS; the path of the authority that signed the service's certificate; True where
                        everybody knows it; default: the DATALOADER_TLS_... variables; see docs/security.md
     force              accept a state although the configuration reads other data now
+    split              "eval": what the configuration's `evaluation` names, each sample once, the same on
+                       every mesh. Each `iter` begins it anew, beside training and without a trace in that
 
     Iterating again goes on where the last iteration stopped: a `break` loses nothing. The end of the data
     ends the loop, on all ranks after the same step; a loader at its end stays there.
@@ -98,6 +100,7 @@ class DataServiceLoader(Controls, Habits):
         token: str | None = None,
         tls: TLS | str | os.PathLike[str] | bool | None = None,
         force: bool = False,
+        split: Literal["train", "eval"] = "train",
         **others: Any,
     ) -> None:
         refuse(others, DataServiceLoader)
@@ -109,6 +112,7 @@ class DataServiceLoader(Controls, Habits):
         self._prefetch = partial(Prefetch, depth=prefetch, most_bytes=prefetch_bytes)
         self._connect_timeout_s = connect_timeout_s
         self._job, self._force = job, force
+        self._split = "" if split == "train" else split  # on the wire
         self._pid = os.getpid()
         self._stats = LoaderStats()
         # Set by each join. `_state` belongs to the boundary before `_step`, `_state_after` to the next.
@@ -159,6 +163,9 @@ class DataServiceLoader(Controls, Habits):
     # ---- iteration
 
     def __iter__(self) -> Self:
+        if self._split and (self._ended or self._handed_out is not None):
+            self._leave()
+            self._join(None)
         return self
 
     def __next__(self) -> Batch:
@@ -200,6 +207,8 @@ class DataServiceLoader(Controls, Habits):
         self._batches = batches
         self._ended = not self._batches
         if self._ended:
+            if self._split:
+                self._leave()  # the service need keep nothing for this rank
             return
         self._state_after = frame.meta["state"]
         self._count(frame, waited)
@@ -240,7 +249,7 @@ class DataServiceLoader(Controls, Habits):
         if not self._finalizer.alive or os.getpid() != self._pid:
             return
         times = {"step_time": step_time, "compute_time": compute_time}
-        measured = {name: float(value) for name, value in times.items() if _is_time(value)}
+        measured: dict[str, Any] = {name: float(value) for name, value in times.items() if _is_time(value)}
         step = self._handed_out if step is None else step
         if not measured or step is None:
             return
@@ -281,6 +290,11 @@ class DataServiceLoader(Controls, Habits):
         response = self._running.transport.join(
             self._join_request(checkpoint, skip), timeout_s=self._connect_timeout_s
         )
+        if response.split != self._split:
+            raise VersionMismatchError(
+                f"the service ({response.service_version}) knows no splits and would deliver what it trains "
+                f"on, not {self._split!r}: upgrade it"
+            )
         mesh = Mesh(**{axis: max(getattr(response.mesh, axis), 1) for axis in AXES})
         if self._mesh is None and mesh.world_size > 1:
             raise MeshMismatchError(
@@ -307,6 +321,7 @@ class DataServiceLoader(Controls, Habits):
             coords=coords_message(self._coords),
             state_json="" if checkpoint is None else checkpoint.service_json,
             knows_skips=True,
+            split=self._split,
             skip=[] if skip is None else [skip],
         )
         if self._mesh is not None:
@@ -317,6 +332,8 @@ class DataServiceLoader(Controls, Habits):
 
     def _transport(self) -> Transport:
         self._check_usable()
+        if self._split:
+            raise DataServiceError("a loader of evaluation changes nothing: ask this of the training's")
         return self._running.transport
 
     def _skip(self, skip: Skip) -> None:
@@ -338,9 +355,12 @@ class DataServiceLoader(Controls, Habits):
     def close(self) -> None:
         """End the thread and the connection; tells the service that this rank has left. Idempotent."""
         if self._finalizer.alive and hasattr(self, "_session") and os.getpid() == self._pid:
-            self._running.stop_prefetch()
-            self._running.transport.leave(self._session, self._coords)
+            self._leave()
         self._finalizer()
+
+    def _leave(self) -> None:
+        self._running.stop_prefetch()
+        self._running.transport.leave(self._session, self._coords)
 
     def __enter__(self) -> Self:
         return self

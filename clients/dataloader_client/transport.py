@@ -142,7 +142,7 @@ class Transport:
         self.address = address
         self.timeout_s = timeout_s
         self._credentials = credentials or Credentials()
-        self._job = ""  # that was joined
+        self._job = self._split = ""  # that were joined
         self._channel = self._credentials.channel(address, channel_options(address))
         self._sharing = Sharing(wanted=shared)
         self._lock = threading.Lock()  # of the four below: the prefetching thread may be redirected
@@ -159,7 +159,7 @@ class Transport:
         what = f"nobody answers at {self.address}"
         response = _retrying(lambda left: self._first_join(request, left), timeout_s, self._closed, what)
         self._joined = (request, response.session)
-        self._job = response.job
+        self._job, self._split = response.job, response.split
         return response
 
     def _first_join(self, request: plan_pb2.JoinRequest, timeout_s: float) -> plan_pb2.JoinResponse:
@@ -240,7 +240,7 @@ class Transport:
         pending.abandon()
         pending.lease = lease = self._sharing.begin()
         request = constructor_service_pb2.ReadRequest(
-            codecs=installed(), link_bytes_per_s=self._link.bytes_per_s
+            codecs=installed(), link_bytes_per_s=self._link.bytes_per_s, split=self._split
         )
         if lease is not None:  # of this try alone: nobody knows what became of one before
             request.attachment, request.lease = lease.attachment.number, lease.number
@@ -292,6 +292,7 @@ class Transport:
                 return
             self._reports_flying += 1
             channel = self._data_channel
+        request.split = self._split
         call: Any = channel.unary_unary(
             methods.REPORT.path,
             request_serializer=methods.REPORT.request.SerializeToString,
@@ -313,7 +314,8 @@ class Transport:
 
     def leave(self, session: int, coords: Coords) -> None:
         """Say that this rank reads no more; unheard, it costs the service some memory for a while."""
-        request = constructor_service_pb2.LeaveRequest(session=session, coords=coords_message(coords))
+        request = constructor_service_pb2.LeaveRequest(session=session, split=self._split)
+        request.coords.CopyFrom(coords_message(coords))
         call: Any = self._data_channel.unary_unary(
             methods.LEAVE.path, request_serializer=methods.LEAVE.request.SerializeToString
         )

@@ -20,7 +20,7 @@ from dataloader_svc.cli.output import (
     progress_bars,
     table,
 )
-from dataloader_svc.cli.preflight import Preflight, decision_of, preflight
+from dataloader_svc.cli.preflight import Preflight, decision_of, lopsided, preflight
 from dataloader_svc.cli.survey import SourceReport, steps_per_epoch, survey, tokens_per_step
 from dataloader_svc.config.cross import smallest_picture
 from dataloader_svc.config.load import LoadedConfig
@@ -93,12 +93,14 @@ def _survey_all(found: Preflight, rows: int | None) -> tuple[dict[str, SourceRep
     problems: list[str] = []
     reports: dict[str, SourceReport] = {}
     if found.loaded is not None:
-        names = [name for name in found.loaded.config.sources if name not in found.unusable]
+        loaded = found.loaded.everything
+        names = [name for name in loaded.config.sources if name not in found.unusable]
         threads = os.cpu_count() or 1 if rows is None else _HEADER_THREADS
         with progress_bars() as bars, ThreadPoolExecutor(threads) as pool:
             for name in names:
-                reports[name], wrong = survey(found.loaded, name, found.rules.get(name), rows, bars, pool)
-                problems += [*wrong, *_judge(found.loaded, reports[name])]
+                reports[name], wrong = survey(loaded, name, found.rules.get(name), rows, bars, pool)
+                problems += [*wrong, *_judge(loaded, reports[name])]
+        problems += lopsided(loaded, {name: report.rows for name, report in reports.items()})
     return reports, problems
 
 

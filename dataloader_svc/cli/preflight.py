@@ -15,6 +15,7 @@ from typing import Self
 
 from dataloader_client.codecs import PACKAGES, installed
 from dataloader_svc.cli.output import progress_bars
+from dataloader_svc.config.evaluation import held_out_name
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.methods import known_balancer, known_packer
 from dataloader_svc.config.schema import Config
@@ -62,7 +63,7 @@ def load_checked(path: Path) -> LoadedConfig:
     with preflight(path) as found:
         if found.problems or found.loaded is None:
             raise ConfigProblems(list(found.problems))
-    readers, problems = _index(found.loaded)
+    readers, problems = _index(found.loaded.everything)
     if problems:
         raise ConfigProblems(problems)
     decision = _decision(found, found.loaded, readers)
@@ -74,7 +75,7 @@ def decision_of(found: Preflight) -> Decision | None:
     """Which library would tokenize the job, and why; None where something else has to be mended first."""
     if found.problems or found.loaded is None:
         return None
-    readers, problems = _index(found.loaded)
+    readers, problems = _index(found.loaded.everything)
     return None if problems else _decision(found, found.loaded, readers)
 
 
@@ -110,7 +111,22 @@ def _index(loaded: LoadedConfig) -> tuple[dict[str, SourceReader], list[str]]:
             except DataloaderError as error:
                 problems.append(loaded.problem(("sources", name), str(error)))
             progress.remove_task(bar)
-    return readers, problems
+    counts = {name: reader.num_rows for name, reader in readers.items()}
+    return readers, [*problems, *lopsided(loaded, counts)]
+
+
+def lopsided(loaded: LoadedConfig, rows: Mapping[str, int]) -> Iterator[str]:
+    """Shares that are held out and are nothing of their source, or all of it. `rows`: of each source."""
+    evaluation = loaded.config.evaluation
+    for name, fraction in () if evaluation is None else evaluation.held_out.items():
+        left, held_out = rows.get(name), rows.get(held_out_name(name))
+        if left is not None and held_out is not None and not (left and held_out):
+            yield loaded.problem(
+                ("evaluation", "held_out", name),
+                f"{fraction:g} of its extents is {'none' if left else 'all'} of them: give another, make "
+                f"extents smaller (sources.{name}.extent of jsonl and tar, row groups of parquet), or name "
+                "files for evaluation alone",
+            )
 
 
 def preflight(path: Path) -> Preflight:
@@ -119,11 +135,12 @@ def preflight(path: Path) -> Preflight:
     if loaded is None:
         return Preflight(None, tuple(problems), {}, frozenset())
     rules: dict[str, SampleRule] = {}
-    sources = dict(_source_problems(loaded))
+    everything = loaded.everything
+    sources = dict(_source_problems(everything))
     found = [*problems, *(line for lines in sources.values() for line in lines)]
     unusable = frozenset(name for name, lines in sources.items() if lines)
-    workers = decode_workers(loaded.config)
-    found += _rule_problems(loaded, rules, unusable, workers)
+    workers = decode_workers(everything.config)
+    found += _rule_problems(everything, rules, unusable, workers)
     found += _cost_problems(loaded)
     found += _security_problems(loaded)
     found += _wire_problems(loaded)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
 from dataloader_balancers.strategy.nodes import BOTH, CONCATENATE
+from dataloader_svc.config.evaluation import held_out_name, of_evaluation, places
 from dataloader_svc.config.methods import NONE
 from dataloader_svc.registry import nearest
 
@@ -34,7 +35,34 @@ def cross_problems(config: Config) -> list[Problem]:
         *_strategy_problems(config.strategy),
         *_waiting_problems(config),
         *_ranks_problems(config),
+        *_evaluation_problems(config),
     ]
+
+
+def _evaluation_problems(config: Config) -> Iterator[Problem]:
+    """Of the names in it; then all that is wrong with the job that it is, where the training's is not."""
+    evaluation, names = config.evaluation, sorted(config.sources)
+    if evaluation is None:
+        return
+    for name in evaluation.held_out:
+        if name not in config.sources:
+            message = f"no source is called {name!r}; sources: {', '.join(names)}{nearest(name, names)}"
+            yield ("evaluation", "held_out", name), message
+    taken = {*names, *map(held_out_name, evaluation.held_out)}
+    for name in evaluation.sources:
+        if name in taken:
+            message = "a source of training, or what is held out of one, has this name: use another"
+            yield ("evaluation", "sources", name), message
+    if not taken.isdisjoint(evaluation.sources) or not evaluation.held_out.keys() <= config.sources.keys():
+        return
+    known, where = set(cross_problems(config.model_copy(update={"evaluation": None}))), places(config)
+    for place, message in cross_problems(of_evaluation(config)):
+        if place[0] == "sources" and (known_place := where.get(str(place[1]))) is not None:
+            place = (*known_place, *place[2:])
+        elif place[0] in ("global_batch", "mesh") and evaluation.global_batch is not None:
+            place = ("evaluation", "global_batch", *(place[1:] if place[0] == "global_batch" else ()))
+        if (place, message) not in known:
+            yield place, message
 
 
 def _batch_problems(config: Config) -> Iterator[Problem]:

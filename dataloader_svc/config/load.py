@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from dataloader_svc.config.cross import cross_problems
+from dataloader_svc.config.evaluation import of_training, places, with_evaluation
 from dataloader_svc.config.schema import FIELDS_ALONE, Config, MixtureStep
 from dataloader_svc.config.strategy_function import read_strategy
 from dataloader_svc.errors import ConfigProblems
@@ -40,12 +41,19 @@ class LoadedConfig:
     lines: Mapping[Place, int]
 
     @property
+    def everything(self) -> LoadedConfig:
+        """With the sources of evaluation among the others."""
+        return self if self.config.evaluation is None else replace(self, config=with_evaluation(self.config))
+
+    @property
     def base_dir(self) -> Path:
         """The folder that relative paths in the file start from."""
         return self.path.parent
 
     def problem(self, place: Place, message: str) -> str:
         """`message` with file, line and field in front of it."""
+        if place[:1] == ("sources",) and (where := places(self.config).get(str(place[1]))) is not None:
+            place = (*where, *place[2:])
         return _problem(self.path, self.lines, place, message)
 
 
@@ -86,7 +94,7 @@ def read_config(
     data, noted = read_strategy(data, path.parent)
     config, found = _validate(data, reader.problems + noted, reader.written)
     problems = {_problem(path, reader.lines, place, message) for place, message in found}
-    loaded = None if config is None else LoadedConfig(config, path, reader.lines)
+    loaded = None if config is None else LoadedConfig(of_training(config), path, reader.lines)
     return loaded, sorted(problems, key=lambda line: (_line_number(line), line))
 
 

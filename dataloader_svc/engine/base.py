@@ -45,6 +45,11 @@ REPLACE_GRACE_S = 2.0
 """For one that is slow to give its last answers: its work has gone to others."""
 
 
+def role_name(role: str, index: int, *, shadow: bool = False, split: str = "") -> str:
+    """See `RoleSpec.name`."""
+    return "-".join([*filter(None, [split]), role, *(["shadow"] if shadow else []), str(index)])
+
+
 class RoleState(StrEnum):
     STARTING = "starting"  # runs, not yet ready
     READY = "ready"
@@ -56,17 +61,21 @@ class RoleState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """What to run. `args` are further command-line arguments of the role, passed on as they are."""
+    """What to run. `args` are further command-line arguments of the role, passed on as they are.
+
+    split   the part of the job that it serves, where that is not training: `eval`
+    """
 
     role: Role
     index: int
     args: tuple[str, ...] = ()
     shadow: bool = False
+    split: str = ""
 
     @property
     def name(self) -> str:
-        """`loader-0`, `loader-shadow-0`: unique in an engine."""
-        return f"{self.role}-shadow-{self.index}" if self.shadow else f"{self.role}-{self.index}"
+        """`loader-0`, `loader-shadow-0`, `eval-planner-0`: unique in an engine."""
+        return role_name(self.role, self.index, shadow=self.shadow, split=self.split)
 
 
 @dataclass(frozen=True, slots=True)

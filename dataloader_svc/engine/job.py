@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import SystemClock
+from dataloader_svc.config.evaluation import SPLIT
 from dataloader_svc.engine.access import check_access
 from dataloader_svc.engine.base import RoleSpec, RoleState, RoleStatus
 from dataloader_svc.engine.doorbell import Doorbell
@@ -184,6 +185,7 @@ class Job:
         self._engine = LocalEngine(spec.run_dir, role_argv(path))
         roles = [
             RoleSpec("planner", 0),
+            *([] if spec.config.evaluation is None else [RoleSpec("planner", 0, split=SPLIT)]),
             *(RoleSpec("loader", index) for index in range(spec.config.loader.count)),
             *(RoleSpec("constructor", index) for index in range(spec.config.constructor.count)),
             *(RoleSpec("loader", index, shadow=True) for index in range(spec.config.loader.shadows)),

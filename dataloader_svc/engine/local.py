@@ -54,6 +54,7 @@ def role_argv(spec_path: Path) -> Argv:
             *(sys.executable, "-m", "dataloader_svc.engine.role"),
             *("--role", spec.role, "--index", str(spec.index), "--spec", str(spec_path)),
             *(("--shadow",) if spec.shadow else ()),
+            *(("--split", spec.split) if spec.split else ()),
             *spec.args,
         ]
 

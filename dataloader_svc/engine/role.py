@@ -14,13 +14,16 @@ import json
 import logging
 import sys
 from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from dataloader_client import methods
 from dataloader_svc.clock import SystemClock
+from dataloader_svc.config.evaluation import SPLIT, beside_evaluation, of_evaluation, with_evaluation
 from dataloader_svc.engine.access import public_access, role_access, role_credentials
+from dataloader_svc.engine.base import role_name
 from dataloader_svc.engine.child import ChildContext, run_child
 from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
@@ -30,6 +33,7 @@ from dataloader_svc.rpc.status import RoleName
 from dataloader_svc.rpc.stubs import Peer
 from dataloader_svc.store.base import LEAVE_S, Store
 from dataloader_svc.store.open import open_store
+from dataloader_svc.store.split import SplitStore
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +53,11 @@ class Service(Protocol):
 
 
 def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | None = None) -> Service:
-    """The service of a role. Imported where used: a planner pays for no decoder."""
+    """The service of a role. Imported where used: a planner pays for no decoder.
+
+    Loaders serve training and evaluation alike, constructors hold a service for each; the planner of
+    evaluation is given the job of that, and the part of the store.
+    """
     clock = SystemClock()
     connect = partial(Peer, credentials=role_credentials(spec))
     if role == "planner":
@@ -61,10 +69,18 @@ def build(role: str, index: int, spec: JobSpec, store: Store, log_file: Path | N
     if role == "loader":
         from dataloader_svc.loader.service import LoaderService
 
-        return LoaderService(spec.config, spec.base_dir, index=index, clock=clock)
+        return LoaderService(with_evaluation(spec.config), spec.base_dir, index=index, clock=clock)
     from dataloader_svc.constructor.service import ConstructorService
+    from dataloader_svc.constructor.splits import TRAINING, Splits
 
-    return ConstructorService(spec.config, store, clock, index=index, log_file=log_file, connect=connect)
+    parts = {TRAINING: (beside_evaluation(spec.config), store)}
+    if spec.config.evaluation is not None:
+        parts[SPLIT] = (of_evaluation(spec.config), SplitStore(store, SPLIT))
+    services = {
+        split: ConstructorService(config, held, clock, index=index, log_file=log_file, connect=connect)
+        for split, (config, held) in parts.items()
+    }
+    return Splits(services)
 
 
 def _handlers(role: str, service: Service) -> dict[str, object]:
@@ -74,16 +90,19 @@ def _handlers(role: str, service: Service) -> dict[str, object]:
 
 
 async def run_role(
-    role: str, index: int, spec: JobSpec, context: ChildContext, *, shadow: bool = False
+    role: str, index: int, spec: JobSpec, context: ChildContext, *, shadow: bool = False, split: str = ""
 ) -> None:
     """Serve a role until it is asked to stop or its service fails.
 
-    A shadow does all but to say that it is there, until it is told whose place it takes.
+    A shadow does all but to say that it is there, until it is told whose place it takes. With a `split`, the
+    job is that of evaluation, in its part of the store.
     """
     store = await _opened(spec, context)
     if store is None:
         return
-    name = f"{role}-shadow-{index}" if shadow else f"{role}-{index}"
+    if split:
+        spec, store = replace(spec, config=of_evaluation(spec.config)), SplitStore(store, split)
+    name = role_name(role, index, shadow=shadow, split=split)
     written = log_path(spec.run_dir, name)
     log_file = written if written.exists() else None  # a person who starts a role sees what it says
     service = build(role, index, spec, store, log_file)
@@ -201,13 +220,15 @@ def main() -> None:
     parser.add_argument("--role", choices=sorted(SERVICES), required=True)
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--shadow", action="store_true", help="stand by until another loader dies")
+    parser.add_argument("--split", choices=[SPLIT], default="", help="the job's evaluation, not its training")
     parser.add_argument("--spec", type=Path, required=True, help="job.json that `serve` wrote")
     args = parser.parse_args()
     if args.shadow and args.role != "loader":
         parser.error("only loaders have shadows: a planner and a constructor start in less than a second")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     spec = JobSpec.read(args.spec)
-    sys.exit(run_child(lambda context: run_role(args.role, args.index, spec, context, shadow=args.shadow)))
+    role, index, how = args.role, args.index, {"shadow": args.shadow, "split": args.split}
+    sys.exit(run_child(lambda context: run_role(role, index, spec, context, **how)))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dataloader_client._pb import common_pb2 as dataloader_dot_v1_dot_common__pb
 from dataloader_client._pb import plan_pb2 as dataloader_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dataloader/v1/constructor_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\x1a\x18\x64\x61taloader/v1/plan.proto\"\xa0\x01\n\x0bReadRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12%\n\x06\x63oords\x18\x03 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x12\n\nattachment\x18\x04 \x01(\x04\x12\r\n\x05lease\x18\x05 \x01(\x04\x12\x0e\n\x06\x63odecs\x18\x06 \x03(\t\x12\x18\n\x10link_bytes_per_s\x18\x07 \x01(\x01\"F\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\"~\n\rReportRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tstep_time\x18\x04 \x01(\x01\x12\x14\n\x0c\x63ompute_time\x18\x05 \x01(\x01\" \n\x0eReportResponse\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\"\x8d\x03\n\x11\x43onstructorStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x17\n\x0fservice_version\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\x04\x12!\n\x04mesh\x18\x05 \x01(\x0b\x32\x13.dataloader.v1.Mesh\x12\x12\n\nheld_bytes\x18\x06 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x07 \x01(\x04\x12\x12\n\nfirst_step\x18\x08 \x01(\x04\x12\x11\n\tlast_step\x18\t \x01(\x04\x12:\n\x05trace\x18\n \x03(\x0b\x32+.dataloader.v1.ConstructorStatus.TraceEntry\x12\x1a\n\x12shared_limit_bytes\x18\x0b \x01(\x04\x12\x12\n\nlent_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06leases\x18\r \x01(\x04\x12\x12\n\nlent_total\x18\x0e \x01(\x04\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xdc\x02\n\x12\x43onstructorService\x12?\n\x04Join\x12\x1a.dataloader.v1.JoinRequest\x1a\x1b.dataloader.v1.JoinResponse\x12@\n\x04Read\x12\x1a.dataloader.v1.ReadRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12:\n\x05Leave\x12\x1b.dataloader.v1.LeaveRequest\x1a\x14.dataloader.v1.Empty\x12\x45\n\x06Report\x12\x1c.dataloader.v1.ReportRequest\x1a\x1d.dataloader.v1.ReportResponse\x12@\n\x06Status\x12\x14.dataloader.v1.Empty\x1a .dataloader.v1.ConstructorStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'dataloader/v1/constructor_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\x1a\x18\x64\x61taloader/v1/plan.proto\"\xaf\x01\n\x0bReadRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12%\n\x06\x63oords\x18\x03 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x12\n\nattachment\x18\x04 \x01(\x04\x12\r\n\x05lease\x18\x05 \x01(\x04\x12\x0e\n\x06\x63odecs\x18\x06 \x03(\t\x12\x18\n\x10link_bytes_per_s\x18\x07 \x01(\x01\x12\r\n\x05split\x18\x08 \x01(\t\"U\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\r\n\x05split\x18\x03 \x01(\t\"\x8d\x01\n\rReportRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x11\n\tstep_time\x18\x04 \x01(\x01\x12\x14\n\x0c\x63ompute_time\x18\x05 \x01(\x01\x12\r\n\x05split\x18\x06 \x01(\t\" \n\x0eReportResponse\x12\x0e\n\x06wanted\x18\x01 \x01(\x08\"\xa3\x03\n\x11\x43onstructorStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x17\n\x0fservice_version\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x0f\n\x07session\x18\x04 \x01(\x04\x12!\n\x04mesh\x18\x05 \x01(\x0b\x32\x13.dataloader.v1.Mesh\x12\x12\n\nheld_bytes\x18\x06 \x01(\x04\x12\x13\n\x0blimit_bytes\x18\x07 \x01(\x04\x12\x12\n\nfirst_step\x18\x08 \x01(\x04\x12\x11\n\tlast_step\x18\t \x01(\x04\x12:\n\x05trace\x18\n \x03(\x0b\x32+.dataloader.v1.ConstructorStatus.TraceEntry\x12\x1a\n\x12shared_limit_bytes\x18\x0b \x01(\x04\x12\x12\n\nlent_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06leases\x18\r \x01(\x04\x12\x12\n\nlent_total\x18\x0e \x01(\x04\x12\x14\n\x0csilent_ranks\x18\x0f \x01(\r\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xdc\x02\n\x12\x43onstructorService\x12?\n\x04Join\x12\x1a.dataloader.v1.JoinRequest\x1a\x1b.dataloader.v1.JoinResponse\x12@\n\x04Read\x12\x1a.dataloader.v1.ReadRequest\x1a\x1a.dataloader.v1.FrameHeader0\x01\x12:\n\x05Leave\x12\x1b.dataloader.v1.LeaveRequest\x1a\x14.dataloader.v1.Empty\x12\x45\n\x06Report\x12\x1c.dataloader.v1.ReportRequest\x1a\x1d.dataloader.v1.ReportResponse\x12@\n\x06Status\x12\x14.dataloader.v1.Empty\x1a .dataloader.v1.ConstructorStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._loaded_options = None
   _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._serialized_options = b'8\001'
   _globals['_READREQUEST']._serialized_start=113
-  _globals['_READREQUEST']._serialized_end=273
-  _globals['_LEAVEREQUEST']._serialized_start=275
-  _globals['_LEAVEREQUEST']._serialized_end=345
-  _globals['_REPORTREQUEST']._serialized_start=347
-  _globals['_REPORTREQUEST']._serialized_end=473
-  _globals['_REPORTRESPONSE']._serialized_start=475
-  _globals['_REPORTRESPONSE']._serialized_end=507
-  _globals['_CONSTRUCTORSTATUS']._serialized_start=510
-  _globals['_CONSTRUCTORSTATUS']._serialized_end=907
-  _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._serialized_start=863
-  _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._serialized_end=907
-  _globals['_CONSTRUCTORSERVICE']._serialized_start=910
-  _globals['_CONSTRUCTORSERVICE']._serialized_end=1258
+  _globals['_READREQUEST']._serialized_end=288
+  _globals['_LEAVEREQUEST']._serialized_start=290
+  _globals['_LEAVEREQUEST']._serialized_end=375
+  _globals['_REPORTREQUEST']._serialized_start=378
+  _globals['_REPORTREQUEST']._serialized_end=519
+  _globals['_REPORTRESPONSE']._serialized_start=521
+  _globals['_REPORTRESPONSE']._serialized_end=553
+  _globals['_CONSTRUCTORSTATUS']._serialized_start=556
+  _globals['_CONSTRUCTORSTATUS']._serialized_end=975
+  _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._serialized_start=931
+  _globals['_CONSTRUCTORSTATUS_TRACEENTRY']._serialized_end=975
+  _globals['_CONSTRUCTORSERVICE']._serialized_start=978
+  _globals['_CONSTRUCTORSERVICE']._serialized_end=1326
 # @@protoc_insertion_point(module_scope)

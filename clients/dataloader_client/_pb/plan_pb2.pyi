@@ -152,7 +152,7 @@ class SkippedSteps(_message.Message):
     def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session", "skip", "knows_skips")
+    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session", "skip", "knows_skips", "split")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,7 @@ class JoinRequest(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     KNOWS_SKIPS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_version: str
     job: str
@@ -173,10 +174,11 @@ class JoinRequest(_message.Message):
     session: int
     skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
     knows_skips: bool
-    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ...) -> None: ...
+    split: str
+    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ..., split: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip")
+    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip", "split")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,7 @@ class JoinResponse(_message.Message):
     MERGE_FIELD_NUMBER: _ClassVar[int]
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     session: int
     start_step: int
     mesh: _common_pb2.Mesh
@@ -207,4 +210,5 @@ class JoinResponse(_message.Message):
     merge: int
     state_json: str
     skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
-    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ...) -> None: ...
+    split: str
+    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., split: _Optional[str] = ...) -> None: ...

@@ -6,6 +6,7 @@ written for the person who configures. A default that was measured or taken from
 """
 
 from dataloader_svc.config.schema.batch import BatchUnit, GlobalBatch, Mixture, MixtureStep
+from dataloader_svc.config.schema.evaluation import Evaluation
 from dataloader_svc.config.schema.fields import AudioFields, Interleaved, Preference, VideoFields
 from dataloader_svc.config.schema.job import FIELDS_ALONE, Config
 from dataloader_svc.config.schema.model import Bytes, Model, parse_size
@@ -42,6 +43,7 @@ __all__ = [
     "Constructor",
     "Cost",
     "EncoderCostConfig",
+    "Evaluation",
     "GlobalBatch",
     "Images",
     "Interleaved",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -10,10 +9,11 @@ from pydantic_core import PydanticCustomError
 
 from dataloader_svc.config.cross import cross_problems
 from dataloader_svc.config.schema.batch import GlobalBatch, Mixture
+from dataloader_svc.config.schema.evaluation import Evaluation
 from dataloader_svc.config.schema.model import Model
 from dataloader_svc.config.schema.roles import Constructor, Loader, Planner
 from dataloader_svc.config.schema.security import Security
-from dataloader_svc.config.schema.source import Source
+from dataloader_svc.config.schema.source import Source, named
 from dataloader_svc.config.schema.storage import StorageSettings
 from dataloader_svc.config.schema.strategy import Mesh, Strategy
 from dataloader_svc.config.schema.tokens import (
@@ -57,6 +57,7 @@ class Config(Model):
     global_batch: GlobalBatch = Field(description="Size of a step.")
     sources: dict[str, Source] = Field(min_length=1, description="Name -> source.")
     mixture: Mixture = Field(description="Shares of the sources.")
+    evaluation: Evaluation | None = Field(default=None, description="What is evaluated on beside training.")
     images: Images = Field(default_factory=Images, description="How pictures and frames become tokens.")
     mel: Mel = Field(default_factory=Mel, description="How sound becomes tokens.")
     media_tokens: MediaTokens = Field(
@@ -120,10 +121,4 @@ class Config(Model):
     @field_validator("sources")
     @classmethod
     def _names(cls, sources: dict[str, Source]) -> dict[str, Source]:
-        for name in sources:
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("step", "ramp", "weights"):
-                raise ValueError(
-                    f"source name {name!r} must be letters, digits, '.', '_' or '-', "
-                    "and not step, ramp or weights"
-                )
-        return sources
+        return named(sources)

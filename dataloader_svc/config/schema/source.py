@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -182,3 +183,14 @@ class Source(Model):
     def paths(self) -> list[str]:
         """`path` as a list."""
         return [self.path] if isinstance(self.path, str) else list(self.path)
+
+
+def named(sources: dict[str, Source]) -> dict[str, Source]:
+    """`sources` themselves. ValueError for a name that won't do in a mixture or a key of the store."""
+    for name in sources:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name in ("step", "ramp", "weights"):
+            raise ValueError(
+                f"source name {name!r} must be letters, digits, '.', '_' or '-', "
+                "and not step, ramp or weights"
+            )
+    return sources
