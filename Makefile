@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images set it at times, and then each of the processes that tests start compiles all of our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 1800

@@ -15,6 +15,7 @@ from typing import NoReturn
 import click
 
 from dataloader_svc import __version__
+from dataloader_svc.engine.importing import uncollected
 
 COMMANDS: dict[str, str] = {
     "serve": "Start the service and print its address.",
@@ -41,7 +42,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        with _end_on_interrupt():
+        with _end_on_interrupt(), uncollected():
             module = importlib.import_module(f"dataloader_svc.cli.{cmd_name}")
         command: click.Command = module.command
         return command

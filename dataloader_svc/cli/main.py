@@ -1,6 +1,7 @@
 """Entry point of `dataloader-svc`: runs the command and turns errors into one line and an exit code.
 
-Imports nothing but the standard library at the top: a light client installation has no click, and is told so.
+Imports nothing at the top that needs more than the standard library: a light client installation has no
+click, and is told so.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+
+from dataloader_svc.engine.importing import uncollected
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -19,7 +22,8 @@ def main(argv: list[str] | None = None) -> None:
     # `kill` ends a command as Ctrl-C does: processes stopped, temporary files removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        from dataloader_svc.cli.app import app
+        with uncollected():
+            from dataloader_svc.cli.app import app
     except KeyboardInterrupt:
         sys.exit(130)
     except ModuleNotFoundError as error:

@@ -19,12 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+if __name__ == "__main__":
+    gc.disable()  # see `importing.py`; `main` turns it on again
+
 from dataloader_client import methods
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.evaluation import SPLIT, beside_evaluation, of_evaluation, with_evaluation
 from dataloader_svc.engine.access import public_access, role_access, role_credentials
 from dataloader_svc.engine.base import role_name
 from dataloader_svc.engine.child import ChildContext, run_child
+from dataloader_svc.engine.importing import uncollected
 from dataloader_svc.engine.logfile import log_path
 from dataloader_svc.engine.spec import JobSpec
 from dataloader_svc.errors import StoreError, StoreUnreachable
@@ -105,7 +109,8 @@ async def run_role(
     name = role_name(role, index, shadow=shadow, split=split)
     written = log_path(spec.run_dir, name)
     log_file = written if written.exists() else None  # a person who starts a role sees what it says
-    service = build(role, index, spec, store, log_file)
+    with uncollected():
+        service = build(role, index, spec, store, log_file)
     try:
         if not await _done(service.start(), context):
             return
@@ -222,6 +227,7 @@ def main() -> None:
     parser.add_argument("--shadow", action="store_true", help="stand by until another loader dies")
     parser.add_argument("--split", choices=[SPLIT], default="", help="the job's evaluation, not its training")
     parser.add_argument("--spec", type=Path, required=True, help="job.json that `serve` wrote")
+    gc.enable()
     args = parser.parse_args()
     if args.shadow and args.role != "loader":
         parser.error("only loaders have shadows: a planner and a constructor start in less than a second")
