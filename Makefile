@@ -6,8 +6,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Images set it at times, and then each of the processes that tests start compiles all of our sources anew.
-unexport PYTHONDONTWRITEBYTECODE
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 1800
@@ -33,7 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: setup demo-data ## the main job on real input: serve, train, kill, resume on other ranks, audit
 	$(BIN)/python examples/train/run_demo.py
 
+# Images set PYTHONDONTWRITEBYTECODE at times, and then each process that a test starts compiles our sources anew.
 test: setup demo-data redis ## all tests
+	@$(BIN)/python -m compileall -q dataloader_svc balancers clients
 	$(BIN)/python -m pytest
 
 redis: ## a Redis server for tests of the store: installed where that can be done, else said
