@@ -8,6 +8,7 @@ steps, ranks and bytes; no plan, no array, no clock, no network. What it guarant
   waits for: any step can be built again, so that no order of reads can block;
 - each rank's reads can be repeated, in any order;
 - a step that the job skips is not built, nor its plan kept, unless somebody asks for it all the same;
+- what only ranks that have left could want is dropped;
 - a rank that stands still takes memory from nobody: what lies further behind the others than is built ahead
   of them is dropped, and built again if it is asked for after all.
 
@@ -27,6 +28,7 @@ from dataloader_svc.constructor.events import (
     Asked,
     BuildFailed,
     Built,
+    ClosePlans,
     Delivered,
     Drop,
     Ended,
@@ -50,6 +52,7 @@ __all__ = [
     "Asked",
     "BuildFailed",
     "Built",
+    "ClosePlans",
     "Delivered",
     "Drop",
     "Ended",
@@ -110,6 +113,7 @@ class Window:
         self.limit_bytes = limit_bytes
         self.skips = skips
         self.end: int | None = None
+        self.latest = -1  # step that any rank ever asked for
         self._ranks = set(ranks)
         self._ahead = ahead
         self._asked: dict[Rank, int] = {}
@@ -134,6 +138,7 @@ class Window:
             case Asked(step, rank):
                 self._ranks.add(rank)
                 self._asked[rank] = step
+                self.latest = max(self.latest, step)
                 self._plans_failed = False
                 entry = self._steps.setdefault(step, _Step())
                 entry.waiting.add(rank)
@@ -166,7 +171,7 @@ class Window:
 
     @property
     def frontier(self) -> int:
-        """The latest step that a rank's last read was for; -1 before any."""
+        """The latest step that the last read of a rank was for that has not left; -1 where there is none."""
         return max(self._asked.values(), default=-1)
 
     @property
@@ -229,6 +234,9 @@ class Window:
         return [Drop(number, forget)]
 
     def _demand_plans(self) -> list[Action]:
+        if not self._asked and self._plans_next is not None:
+            self._plans_next = None
+            return [ClosePlans()]
         if not self._asked or self._plans_failed:
             return []
         up_to = self._last_ahead

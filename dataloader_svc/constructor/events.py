@@ -17,6 +17,9 @@ class Rank(NamedTuple):
     tp: int
     pp: int
 
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={place}" for axis, place in self._asdict().items() if place or axis == "dp")
+
 
 # --- events: what happened ---------------------------------------------------------------------------------
 
@@ -47,7 +50,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The rank will read no more."""
+    """The rank will read no more, or seems to: one that reads after all is there again."""
 
     rank: Rank
 
@@ -115,6 +118,11 @@ class ExtendPlans:
 
 
 @dataclass(frozen=True, slots=True)
+class ClosePlans:
+    """Nobody is there to read: end the open stream, so that nothing is held for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartBuild:
     """Fetch the samples of a planned step and build it."""
 
@@ -137,4 +145,4 @@ class Refuse:
     needed_bytes: int
 
 
-Action = OpenPlans | ExtendPlans | StartBuild | Drop | Refuse
+Action = OpenPlans | ExtendPlans | ClosePlans | StartBuild | Drop | Refuse

@@ -198,13 +198,15 @@ class Segments:
             self._freed(segment)
             self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self, keep_bytes: int | None = None) -> None:
+        """Take in what died, and close what is free beyond `keep_bytes`; by default the limit."""
         while self._done:
             segment = self._done.popleft()
             segment.built = False
             self._freed(segment)
         idle = sum(s.resident for s in self._all.values() if not s.built)
-        while self._free and (idle > self.limit_bytes or self._closed):
+        most = self.limit_bytes if keep_bytes is None else keep_bytes
+        while self._free and (idle > most or self._closed):
             segment = self._free.pop(0)
             idle -= segment.resident
             self._all = {address: other for address, other in self._all.items() if other is not segment}
@@ -214,6 +216,11 @@ class Segments:
         gone = segment.descriptor < 0  # closed with the service, while a reader had it
         if not (gone or segment.built or segment.leases or segment in self._free):
             self._free.append(segment)
+
+    def cool(self) -> None:
+        """Give the memory of what is free back: nobody is there for whom it is kept warm."""
+        with self._lock:
+            self._settle(keep_bytes=0)
 
     @property
     def lent(self) -> tuple[int, int]:

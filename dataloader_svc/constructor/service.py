@@ -189,6 +189,7 @@ class ConstructorService:
         status.session = session.number
         status.mesh.CopyFrom(session.mesh)
         status.held_bytes = session.window.held_bytes
+        status.silent_ranks = len(session.readers.let_go)
         if ready := session.window.ready:
             status.first_step, status.last_step = ready[0], ready[-1]
         for name in {name for trace in session.traces for name in trace}:
@@ -223,7 +224,7 @@ class ConstructorService:
             raise PeerError(f"{self.name} does not serve dp rank {rank.dp}: join again to learn who does")
 
     def _check_step(self, session: Session, step: int) -> None:
-        latest = max(self._planned_at_opening, session.window.frontier)
+        latest = max(self._planned_at_opening, session.window.latest)
         if step > after(session.window.skips, latest, MOST_AHEAD):
             raise StateError(
                 f"step {step} is far beyond step {latest}, where the job is: at most {MOST_AHEAD} ahead "

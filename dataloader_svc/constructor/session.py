@@ -29,6 +29,7 @@ from dataloader_svc.constructor.build import BuiltStep, build_step, step_bytes
 from dataloader_svc.constructor.collate import Form, bytes_needed
 from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
+from dataloader_svc.constructor.readers import Readers, Silent, described
 from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.constructor.step import Bad, StepPlan, from_placed, with_masked
 from dataloader_svc.errors import (
@@ -84,8 +85,9 @@ class Session:
         self.sizes = Rank(*(max(size, 1) for size in (mesh.dp, mesh.cp, mesh.tp, mesh.pp)))
         self.dp_ranks = frozenset(range(surroundings.index, self.sizes.dp, config.constructor.count))
         places = product(self.dp_ranks, range(self.sizes.cp), range(self.sizes.tp), range(self.sizes.pp))
+        ranks = [Rank(*place) for place in places]
         self.window = Window(
-            (Rank(*place) for place in places),
+            ranks,
             limit_bytes=config.constructor.window_bytes,
             ahead=config.planner.ahead,
             skips=skips,
@@ -111,6 +113,9 @@ class Session:
         self._failures = 0  # of the stream of plans, one after the other
         self._over: DataloaderError | None = None
         self.failure: RoleFailed | None = None  # a mistake of ours that has ended it
+        limit_s, now = config.constructor.idle_timeout, surroundings.clock.monotonic()
+        self.readers = Readers(ranks, limit_s=limit_s, now=now)
+        self._start(self._watch_readers(), "to watch who reads")
 
     async def end(self, reason: DataloaderError) -> None:
         """Stop all work; `reason` is what readers of this session get from now on."""
@@ -162,6 +167,7 @@ class Session:
         """Tell the core, and do what it decides."""
         if self._over is not None:
             return
+        self.readers.note(event, self._is.clock.monotonic())
         try:
             self._carry_out(self.window.apply(event))
         except Exception as error:
@@ -175,6 +181,8 @@ class Session:
                     self._open_plans(from_step, up_to)
                 case core.ExtendPlans(up_to):
                     self._demand.put_nowait(up_to)
+                case core.ClosePlans():
+                    self._close_plans()
                 case core.StartBuild(step):
                     self._start(self._build(self._plans[step]), f"to build step {step}")
                 case core.Drop(step, forget):
@@ -207,14 +215,42 @@ class Session:
             "constructor.count"
         )
 
+    async def _watch_readers(self) -> None:
+        """Let go what is kept for ranks that have been silent for too long; warm memory, when all have."""
+        readers = self.readers
+        while True:
+            await asyncio.sleep(readers.limit_s / 10)
+            silent = readers.silent(self._is.clock.monotonic())
+            if silent:
+                self._let_go(silent)
+            if readers.are_gone and self._is.segments is not None:
+                self._is.segments.cool()
+
+    def _let_go(self, silent: list[Silent]) -> None:
+        held = self.window.held_bytes
+        for each in silent:
+            self.apply(core.Left(each.rank))
+        text = described(
+            *(silent, held - self.window.held_bytes, self.readers.limit_s),
+            all_of_them=self.readers.are_gone,
+        )
+        end = self.window.end
+        at_rest = all(each.step is None or (end is not None and each.step >= end) for each in silent)
+        # Who has read all there is, or never reads since another rank of its host does, is not missed.
+        log.log(logging.INFO if at_rest else logging.WARNING, "%s: %s", self._is.role.name, text)
+
     # ---- plans
 
     def _open_plans(self, from_step: int, up_to: int) -> None:
-        if self._following is not None:
-            self._following.cancel()
+        self._close_plans()
         self._demand = asyncio.Queue()
         self._demand.put_nowait(up_to)
         self._following = self._start(self._follow(from_step, self._demand), "to follow the plans")
+
+    def _close_plans(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
 
     async def _follow(self, from_step: int, demand: asyncio.Queue[int]) -> None:
         """Take in plans from `from_step` on until the stream ends; then say so to the core."""

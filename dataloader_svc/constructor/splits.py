@@ -16,7 +16,15 @@ from dataloader_svc.registry import nearest
 
 TRAINING = ""
 
-_SUMMED = ("held_bytes", "limit_bytes", "shared_limit_bytes", "lent_bytes", "leases", "lent_total")
+_SUMMED = (
+    "held_bytes",
+    "limit_bytes",
+    "shared_limit_bytes",
+    "lent_bytes",
+    "leases",
+    "lent_total",
+    "silent_ranks",
+)
 
 
 class Splits:

@@ -54,6 +54,13 @@ class Constructor(Model):
         "constructor itself holds no longer, and for pages that it keeps warm. What goes beyond it is sent "
         "over gRPC. auto: a third. `off` (or `false`): batches are never mapped.",
     )
+    idle_timeout: float = Field(
+        default=600.0,  # as long as NCCL waits for a rank, after which the others are no more
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without a read of a rank after which nothing is kept for it; where no rank "
+        "reads, nothing at all. It is made again when one does.",
+    )
 
     @property
     def shared_bytes(self) -> int:

@@ -11,6 +11,7 @@ from dataloader_svc.constructor.core import (
     Asked,
     BuildFailed,
     Built,
+    ClosePlans,
     Delivered,
     Drop,
     Ended,
@@ -155,9 +156,22 @@ def test_nothing_is_planned_past_the_end():
 def test_all_is_dropped_when_all_have_left():
     window = Driven()
     window(Asked(0, A), *planned(0, 1), Built(0, 50), Built(1, 50), Delivered(0, A))
-    window(Left(A))
-    window(Left(B))
+    assert ClosePlans() in window(Left(A))
+    assert ClosePlans() not in window(Left(B))
     assert window.window.held_bytes == 0
+
+
+def test_what_is_built_when_all_have_left_is_dropped_and_who_comes_back_gets_it():
+    window = Driven()
+    window(Asked(7, A), Asked(7, B), *planned(7, 8, 9), Built(7, 50), Delivered(7, A), Delivered(7, B))
+    assert window.building == [8, 9]
+    actions = window(Left(A), Left(B))
+    assert actions == [Drop(7, forget=True), ClosePlans()]
+    assert window(Built(8, 50), Built(9, 50)) == [Drop(8, forget=True), Drop(9, forget=True)]
+    assert (window.window.held_bytes, window.window._steps) == (0, {})
+    assert (window.window.frontier, window.window.latest) == (-1, 7)
+    assert window(Asked(8, B)) == [OpenPlans(8, 10)]
+    assert window(*planned(8), Built(8, 50), Delivered(8, B)) == [StartBuild(8)]
 
 
 def test_a_rank_that_stands_still_keeps_memory_from_nobody():

@@ -106,6 +106,26 @@ def test_what_is_free_and_what_is_lent_beyond_the_window_is_bounded():
     assert descriptors() == before
 
 
+def test_nothing_is_kept_warm_when_nobody_is_there():
+    segments = Segments(4 * MIB)
+    before = descriptors()
+    held = [filled(segments, MIB) for _ in range(3)]
+    root = held[0][0].root
+    lent = segments.lease(root, "stopped")
+    del held[1:]
+    segments.cool()
+    assert segments.resident_bytes == MIB
+    del held, root
+    segments.cool()
+    assert segments.resident_bytes == MIB  # a reader has it mapped
+    segments.release(lent, "stopped")
+    del lent
+    segments.cool()
+    assert segments.resident_bytes == 0
+    assert descriptors() == before
+    assert filled(segments, MIB)[0].whole, "the next one is built in new memory"
+
+
 def test_one_that_gives_nothing_back_takes_no_others_share():
     segments = Segments(4 * MIB)
     held = [filled(segments, MIB, owner=0, shares=2) for _ in range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import re
 from contextlib import asynccontextmanager
 
@@ -13,8 +14,10 @@ import pytest
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import check_fields, split
+from dataloader_svc.constructor import service as service_module
 from dataloader_svc.constructor import session as session_module
 from dataloader_svc.constructor.core import Asked, GaveUp, Rank, Window
+from dataloader_svc.constructor.session import Session
 from dataloader_svc.errors import (
     ConfigError,
     DataError,
@@ -24,6 +27,7 @@ from dataloader_svc.errors import (
     RoleFailed,
     SessionSuperseded,
     SourceError,
+    StateError,
     VersionError,
 )
 from dataloader_svc.rpc.stubs import Peer
@@ -460,3 +464,47 @@ async def test_steps_that_the_job_skips_are_neither_fetched_nor_waited_for():
         assert not fetched & {2, 3, 4}
         frame = await reader.read(3)  # whoever wants to see it all the same
         assert split(frame)[0].step == 3
+
+
+@run
+async def test_nothing_is_kept_for_ranks_that_are_silent_and_who_comes_back_reads_on(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "dataloader_svc.constructor")
+    gone, let_go = asyncio.Event(), Session._let_go
+
+    def watched(session, silent):
+        let_go(session, silent)
+        if session.readers.are_gone:
+            gone.set()
+
+    monkeypatch.setattr(Session, "_let_go", watched)
+    async with serving(Script(num_steps=2), constructor={"idle_timeout": 0.2}) as (job, reader):
+        await reader.join(dp=2)
+        frame = await reader.read(1, dp=1)  # the last step: nothing is built ahead of it
+        expected = frame.meta["digest"]
+        del frame
+        await gone.wait()
+        status = await reader.status()
+        assert (status.held_bytes, status.silent_ranks) == (0, 2)
+        constructor = job.constructors[0]
+        assert constructor._segments.resident_bytes == 0
+        assert constructor._session._following is None
+        by_level = [(record.levelname, record.getMessage()) for record in caplog.records]
+        (warned,) = (text for level, text in by_level if level == "WARNING")
+        assert "dp=1 asked for step 1 last" in warned
+        assert any("dp=0 has never read" in text for _, text in by_level)
+        assert (await reader.read(1, dp=1)).meta["digest"] == expected
+        assert (await reader.read(2, dp=1)).meta["end"]
+
+
+@run
+async def test_where_the_job_is_stays_known_when_nobody_reads(monkeypatch):
+    monkeypatch.setattr(service_module, "MOST_AHEAD", 3)
+    async with serving(Script(num_steps=10)) as (_, reader):
+        await reader.join()
+        for step in (2, 4):
+            await reader.read(step)
+        leave = constructor_service_pb2.LeaveRequest(session=1, coords=common_pb2.Coords())
+        await reader.peer.call(methods.LEAVE, leave, timeout_s=20)
+        with pytest.raises(StateError, match="step 8 is far beyond step 4, where the job is"):
+            await reader.read(8)
+        assert (await reader.read(7)).meta["step"] == 7
