@@ -31,6 +31,7 @@ SECTIONS: list[tuple[str, type[BaseModel]]] = [
     ("sources.NAME.shuffle", schema.Shuffle),
     ("mixture", schema.Mixture),
     ("mixture.schedule", schema.MixtureStep),
+    ("mixture.adaptive", schema.Adaptive),
     ("evaluation", schema.Evaluation),
     ("images", schema.Images),
     ("media_tokens", schema.MediaTokens),

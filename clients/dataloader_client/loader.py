@@ -15,9 +15,7 @@ what happens while the service restarts: `transport.py`. What a batch is: `batch
 from __future__ import annotations
 
 import json
-import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -25,23 +23,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dataloader_client import methods
-from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
+from dataloader_client._pb import common_pb2, plan_pb2
 from dataloader_client.batch import Batch, split
 from dataloader_client.checkpoint import Checkpoint
 from dataloader_client.control import Controls, Skip, following
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError, VersionMismatchError
+from dataloader_client.feedback import Feedback
 from dataloader_client.forks import warn_of_fork_support
 from dataloader_client.habits import Habits, refuse
 from dataloader_client.local import LocalService
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
-from dataloader_client.prefetch import Prefetch
+from dataloader_client.prefetch import Prefetch, start_read
 from dataloader_client.running import Running
-from dataloader_client.transport import Closed, PendingRead, Transport, coords_message
+from dataloader_client.transport import Closed, Transport, coords_message
 from dataloader_client.wire import Frame
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,11 @@ class DataServiceLoader(Controls, Habits):
         self._num_microbatches: int
         self._state: dict[str, Any]
         self._state_after: dict[str, Any]
-        self._handed_out: int | None  # step of the last batch
         self._batches: list[Batch]  # of `_step`, while it is handed out
         self._ended: bool
         credentials = Credentials.of(token, tls)
         self._running = Running(Transport(address, timeout_s=timeout_s, credentials=credentials), self._pid)
+        self._feedback = Feedback(self._running.transport)
         # Runs when the loader is dropped and at exit, so that no thread and no call outlives it.
         self._finalizer = weakref.finalize(self, self._running.close)
         try:
@@ -163,7 +166,7 @@ class DataServiceLoader(Controls, Habits):
     # ---- iteration
 
     def __iter__(self) -> Self:
-        if self._split and (self._ended or self._handed_out is not None):
+        if self._split and (self._ended or self._feedback.step is not None):
             self._leave()
             self._join(None)
         return self
@@ -175,7 +178,7 @@ class DataServiceLoader(Controls, Habits):
         if self._ended:
             raise StopIteration
         batch = self._batches[self._microbatch]
-        self._handed_out = batch.step
+        self._feedback.handed_out(batch)
         self._microbatch += 1
         if batch.is_last_microbatch:
             self._state, self._step = self._state_after, batch.step + 1
@@ -188,7 +191,7 @@ class DataServiceLoader(Controls, Habits):
         running = self._running
         if running.prefetch is None:
             # Not a bound method: the thread must not keep this loader alive.
-            start = partial(_start_read, running.transport, self._session, self._coords)
+            start = partial(start_read, running.transport, self._session, self._coords)
             follow = partial(following, self.info.skip)
             running.prefetch = self._prefetch(running.transport, start, self._step, follow=follow)
         began = time.perf_counter()
@@ -230,33 +233,37 @@ class DataServiceLoader(Controls, Habits):
         """
         self._check_usable()
         transport = self._running.transport
-        return split(transport.finish_read(_start_read(transport, self._session, self._coords, step)))
+        return split(transport.finish_read(start_read(transport, self._session, self._coords, step)))
 
     def report(
-        self, *, step_time: float | None = None, compute_time: float | None = None, step: int | None = None
+        self,
+        *,
+        losses: ArrayLike | torch.Tensor | Mapping[str, float | tuple[float, float]] | None = None,
+        step_time: float | None = None,
+        compute_time: float | None = None,
+        step: int | None = None,
     ) -> None:
-        """Tell the service what this rank measured, in seconds, so that it learns what work costs.
+        """Tell the service what this rank measured, so that the mixture follows losses, and costs times.
 
-        step_time      of a whole step, from one optimiser step to the next: ranks wait for each other in it
-        compute_time   of this rank's own work of the step: its forward and backward passes, without waiting
-                       for others or for data. Tells more, and tells which rank is slow
+        losses         what its targets lost, by source: the sum of `losses_by_source` over the step's
+                       microbatches, or by name (sum, weight), or by name a mean, which weighs as much as the
+                       source has tokens here
+        step_time      seconds of a whole step, from one optimiser step to the next: ranks wait in it
+        compute_time   seconds of this rank's own work of the step: its forward and backward passes, without
+                       waiting for others or for data. Tells more, and tells which rank is slow
         step           `batch.step` that it is of; that of the last batch handed out by default
 
-        Sends without waiting and never fails a training step: what does not arrive is lost, and what is no
-        positive number is not sent, nor what a closed loader is told. Of use with `strategy.calibrate`; else
-        the service says that it wants none.
+        Sends without waiting and never fails a training step. Of use with `mixture.adaptive`
+        (docs/adaptive.md) and `strategy.calibrate`; where the service wants none, none is sent, nor what a
+        closed loader is told. Losses are sent until they are answered, in order, those of a step once: a
+        loss that is no number is left out there, and named. A time that does not arrive, or is none, is
+        lost. ValueError: losses of another shape, or of an unknown source.
         """
         if not self._finalizer.alive or os.getpid() != self._pid:
             return
-        times = {"step_time": step_time, "compute_time": compute_time}
-        measured: dict[str, Any] = {name: float(value) for name, value in times.items() if _is_time(value)}
-        step = self._handed_out if step is None else step
-        if not measured or step is None:
-            return
-        request = constructor_service_pb2.ReportRequest(
-            session=self._session, step=step, coords=coords_message(self._coords), **measured
-        )
-        self._running.transport.report(request)
+        self._feedback.times(step_time, compute_time, step)
+        if losses is not None:
+            self._feedback.losses(losses, step)
 
     # ---- state
 
@@ -310,7 +317,8 @@ class DataServiceLoader(Controls, Habits):
             self._num_microbatches = checkpoint.num_microbatches
         self._state = self._state_after = json.loads(response.state_json or "{}")
         self._microbatch = checkpoint.microbatch if checkpoint is not None else 0
-        self._batches, self._ended, self._handed_out = [], False, None
+        self._batches, self._ended = [], False
+        self._feedback.joined(self._coords, response)
 
     def _join_request(self, checkpoint: Checkpoint | None, skip: Skip | None) -> plan_pb2.JoinRequest:
         request = plan_pb2.JoinRequest(
@@ -381,18 +389,6 @@ class DataServiceLoader(Controls, Habits):
             )
         if self._running.service is not None:
             self._running.service.check()
-
-
-def _is_time(value: float | None) -> TypeGuard[float]:
-    """Whether it is one that can be reported."""
-    return value is not None and math.isfinite(value) and value > 0
-
-
-def _start_read(
-    transport: Transport, session: int, coords: Coords, step: int, stop: threading.Event | None = None
-) -> PendingRead:
-    request = constructor_service_pb2.ReadRequest(session=session, step=step, coords=coords_message(coords))
-    return transport.start_read(request, stop)
 
 
 def _client_version() -> str:

@@ -34,7 +34,7 @@ def losses_by_source(batch: Batch, losses: ArrayLike | torch.Tensor) -> FloatArr
 
     ValueError for another shape; KeyError on a pipeline stage that has no labels.
     """
-    values = _array(losses)
+    values = array_of(losses)
     weights = _labelled(batch, "loss_weight")
     if values.shape != weights.shape:
         raise ValueError(
@@ -49,7 +49,8 @@ def losses_by_source(batch: Batch, losses: ArrayLike | torch.Tensor) -> FloatArr
     return np.stack((sums, np.bincount(owner, weight, num_sources)), axis=1)
 
 
-def _array(losses: ArrayLike | torch.Tensor) -> FloatArray:
+def array_of(losses: ArrayLike | torch.Tensor) -> FloatArray:
+    """The same numbers in memory, as float64; waits for a device."""
     # numpy refuses tensors that need a gradient, are elsewhere, or are bfloat16; only torch has `detach`.
     tensor: Any = losses
     if hasattr(tensor, "detach"):

@@ -98,3 +98,6 @@ SET_MIXTURE = Unary(
 )
 SHOW_MIXTURE = Unary(CONTROL, "ShowMixture", common_pb2.Empty, control_service_pb2.MixtureStatus)
 COMMIT = Unary(CONTROL, "Commit", control_service_pb2.CommitRequest, control_service_pb2.CommitResponse)
+REPORT_LOSSES = Unary(
+    CONTROL, "ReportLosses", control_service_pb2.LossesRequest, control_service_pb2.LossesResponse
+)

@@ -12,7 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from dataloader_client.transport import Closed, PendingRead, Transport
+from dataloader_client._pb import constructor_service_pb2
+from dataloader_client.mesh import Coords
+from dataloader_client.transport import Closed, PendingRead, Transport, coords_message
 from dataloader_client.wire import Frame
 
 
@@ -121,3 +123,11 @@ class Prefetch:
             return False
         here = sum(frame.num_bytes for frame in self._ready)
         return here + (len(self._pending) + 1) * self._largest <= self._most_bytes
+
+
+def start_read(
+    transport: Transport, session: int, coords: Coords, step: int, stop: threading.Event | None = None
+) -> PendingRead:
+    """Ask for a step of this rank; `stop` ends the wait for it."""
+    request = constructor_service_pb2.ReadRequest(session=session, step=step, coords=coords_message(coords))
+    return transport.start_read(request, stop)

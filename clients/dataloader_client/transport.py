@@ -59,8 +59,6 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 # this time, doubled at every try so that a large step over a slow link comes through too.
 _FIRST_PATIENCE_S = 30.0
 _LEAVE_TIMEOUT_S = 1.0
-_REPORT_TIMEOUT_S = 10.0
-_MOST_REPORTS = 4  # unanswered: the service is away, and what this rank measured meanwhile is lost
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -145,11 +143,9 @@ class Transport:
         self._job = self._split = ""  # that were joined
         self._channel = self._credentials.channel(address, channel_options(address))
         self._sharing = Sharing(wanted=shared)
-        self._lock = threading.Lock()  # of the four below: the prefetching thread may be redirected
+        self._lock = threading.Lock()  # of the two below: the prefetching thread may be redirected
         self._data_address = address
         self._data_channel = self._channel
-        self._reports_wanted = True  # until the service says otherwise
-        self._reports_flying = 0
         self._joined: tuple[plan_pb2.JoinRequest, int] | None = None  # and its session
         self._closed = threading.Event()
         self._link = Link()  # to whichever constructor: they are in one place
@@ -283,34 +279,31 @@ class Transport:
         self._sharing.heard(frame.socket)
         return frame
 
-    def report(self, request: constructor_service_pb2.ReportRequest) -> None:
-        """Send a step's times without waiting, or not at all: none is sent where the service wants none, nor
-        while earlier ones are unanswered. Never raises for what the network does.
-        """
-        with self._lock:
-            if not self._reports_wanted or self._reports_flying >= _MOST_REPORTS:
-                return
-            self._reports_flying += 1
-            channel = self._data_channel
-        request.split = self._split
-        call: Any = channel.unary_unary(
-            methods.REPORT.path,
-            request_serializer=methods.REPORT.request.SerializeToString,
-            response_deserializer=methods.REPORT.response.FromString,
-        )
-        try:
-            future = call.future(request, timeout=_REPORT_TIMEOUT_S, metadata=self._metadata())
-            future.add_done_callback(self._reported)
-        except (ValueError, DataServiceError):  # gRPC's word for a closed channel; no token to be read
-            with self._lock:
-                self._reports_flying -= 1
+    def post(
+        self,
+        method: methods.Unary[methods.Request, methods.Response],
+        request: methods.Request,
+        timeout_s: float,
+        done: Callable[[methods.Response | None], None],
+    ) -> None:
+        """Ask this rank's constructor, not waiting. `done` gets the answer or None, in a thread of gRPC."""
 
-    def _reported(self, call: Any) -> None:
-        """In a thread of gRPC. What failed is forgotten: a service of before has no such call."""
-        unwanted = not call.cancelled() and call.exception() is None and not call.result().wanted
+        def finished(call: Any) -> None:
+            done(None if call.cancelled() or call.exception() is not None else call.result())
+
         with self._lock:
-            self._reports_flying -= 1
-            self._reports_wanted = self._reports_wanted and not unwanted
+            channel = self._data_channel
+        try:
+            call: Any = channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            future = call.future(request, timeout=timeout_s, metadata=self._metadata())
+        except (ValueError, DataServiceError):  # gRPC's word for a closed channel; no token to be read
+            done(None)
+            return
+        future.add_done_callback(finished)
 
     def leave(self, session: int, coords: Coords) -> None:
         """Say that this rank reads no more; unheard, it costs the service some memory for a while."""

@@ -98,6 +98,7 @@ def explain(
     if factors is not None and factors.parts:
         parts = ", ".join(f"{factor:.3g}" for factor in factors.parts)
         notes.append(f"placed by costs fitted to step times, too: parts of the work times {parts}")
+    notes += _followed(plan)
     notes += _replaced_then(loaded, step, store_url)
     if generation.parent is not None:
         notes.append(
@@ -176,6 +177,17 @@ def _from_log(
             raise
         factors = factors_at(read_factors(store, generation.number), step)
         return generation, plan, log.session, factors
+
+
+def _followed(plan: Plan) -> list[str]:
+    """A sentence on the losses that the step's weights follow."""
+    made = [each for each in plan.state.mixture if each.at_step <= plan.step and each.over == 0]
+    learned = made[-1].learned if made else None
+    if learned is None:
+        return []
+    weights = " ".join(f"{name}={share:.4g}" for name, share in sorted(made[-1].weights.items()))
+    when = f"from step {made[-1].at_step} on, of losses of steps before {learned.before}"
+    return [f"weights follow losses: {learned.rule} made {weights}, {when}"]
 
 
 def _replaced_then(loaded: LoadedConfig, step: int, store_url: str | None) -> list[str]:

@@ -114,13 +114,32 @@ def show(address: str, *, as_json: bool) -> None:
     names = sorted({*status.drawn, *status.weights})
     rows = [(name, f"{status.weights[name]:.4f}", f"{status.drawn[name]:.4f}") for name in names]
     out.print(table("", ("source", ">weight now", ">drawn so far"), rows))
+    if status.HasField("adaptive"):
+        for line in _adaptive_lines(status.adaptive):
+            out.print(line)
     out.print("\nschedule")
     for entry in status.schedule:
         out.print(f"  step {entry.step}{', linear' if entry.ramp else ''}: {_shares(entry.weights)}")
     out.print("\nchanges made while it runs" if status.changes else "\nnone of it was changed while it runs")
     for change in status.changes:
         made = MixtureChange(change.at_step, change.weights, change.over)
-        out.print(f"  {_words(made)} (asked for at step {change.known_from})")
+        who = f"made by {change.rule}" if change.rule else "asked for"
+        out.print(f"  {_words(made)} ({who} at step {change.known_from})")
+
+
+def _adaptive_lines(now: control_service_pb2.AdaptiveStatus) -> Iterator[str]:
+    """How weights follow losses."""
+    yield (
+        f"\nfollows losses by {now.rule}: those of steps before {now.next} decide next; of them, "
+        f"{now.reported} steps were reported, by {now.ranks} of {now.expected} ranks"
+    )
+    if now.losses:
+        losses = " ".join(f"{name}={now.losses[name]:.4f}" for name in sorted(now.losses))
+        yield f"  decided last, at step {now.decided}, by {losses}"
+    if now.refused:
+        yield f"  {now.refused} numbers were no losses, and left out (see the planner's log)"
+    if now.problem:
+        yield f"  weights stay as they are: {now.problem}"
 
 
 def _values(status: control_service_pb2.MixtureStatus) -> dict[str, Any]:
@@ -139,10 +158,17 @@ def _values(status: control_service_pb2.MixtureStatus) -> dict[str, Any]:
                 "over": each.over,
                 "weights": dict(each.weights),
                 "asked_at": each.known_from,
+                **({"rule": each.rule} if each.rule else {}),
             }
             for each in status.changes
         ],
+        **({"adaptive": _adaptive_values(status.adaptive)} if status.HasField("adaptive") else {}),
     }
+
+
+def _adaptive_values(now: control_service_pb2.AdaptiveStatus) -> dict[str, Any]:
+    fields = ("rule", "decided", "next", "reported", "ranks", "expected", "refused", "problem")
+    return {**{name: getattr(now, name) for name in fields}, "losses": dict(now.losses)}
 
 
 def _shares(weights: Mapping[str, float]) -> str:

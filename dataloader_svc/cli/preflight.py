@@ -15,6 +15,7 @@ from typing import Self
 
 from dataloader_client.codecs import PACKAGES, installed
 from dataloader_svc.cli.output import progress_bars
+from dataloader_svc.config.adaptive_rule import known_rule
 from dataloader_svc.config.evaluation import held_out_name
 from dataloader_svc.config.load import LoadedConfig, Place, read_config
 from dataloader_svc.config.methods import known_balancer, known_packer
@@ -217,6 +218,12 @@ def _cost_problems(loaded: LoadedConfig) -> Iterator[str]:
                 known(name, loaded.base_dir)
         except ConfigError as error:
             yield loaded.problem(("strategy", kind), str(error).removeprefix(f"strategy.{kind}: "))
+    adaptive = loaded.config.mixture.adaptive
+    if adaptive is not None and ":" in adaptive.rule:
+        try:
+            known_rule(adaptive, loaded.config.sources, loaded.base_dir)
+        except ConfigError as error:
+            yield loaded.problem(("mixture", "adaptive", "rule"), str(error).partition(": ")[2])
 
 
 def _security_problems(loaded: LoadedConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dataloader_balancers import BALANCERS, PACKERS
 from dataloader_balancers.cost import PRESETS
 from dataloader_balancers.strategy.nodes import BOTH, CONCATENATE
+from dataloader_svc.config.adaptive_rule import adaptive_problems
 from dataloader_svc.config.evaluation import held_out_name, of_evaluation, places
 from dataloader_svc.config.methods import NONE
 from dataloader_svc.registry import nearest
@@ -30,6 +31,7 @@ def cross_problems(config: Config) -> list[Problem]:
         *_layout_problems(config),
         *_name_problems(config),
         *_mixture_problems(config),
+        *adaptive_problems(config.mixture),
         *_media_problems(config),
         *_sound_problems(config),
         *_strategy_problems(config.strategy),

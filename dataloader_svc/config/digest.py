@@ -112,11 +112,12 @@ def config_hash(config: Config, base_dir: Path) -> str:
     """One hash over everything that changes the *plans* of a job: a log belongs to one of these.
 
     Covers the mixture, packing and batch besides what `read_digest` covers; not mesh, memory or processes,
-    which change neither selection nor packing.
+    which change neither selection nor packing, nor how weights follow losses: what that did is in the log.
     """
     plan = config.model_dump(
         mode="json",
         include={"sequence_length", "mixture", "last_batch"},
+        exclude={"mixture": {"adaptive"}},
     )
     plan["num_sequences"] = config.num_sequences
     plan["pack"] = config.strategy.pack

@@ -76,7 +76,7 @@ def of_evaluation(config: Config) -> Config:
         update={
             "sources": sources,
             "mixture": mixture.model_copy(
-                update={"unit": "samples", "schedule": [only], "exhausted": "drop"}
+                update={"unit": "samples", "schedule": [only], "exhausted": "drop", "adaptive": None}
             ),
             "global_batch": evaluation.global_batch or config.global_batch,
             "strategy": strategy.model_copy(update={"mode": "strict", "wait": None, "calibrate": False}),

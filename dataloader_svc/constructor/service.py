@@ -100,6 +100,7 @@ class ConstructorService:
         if self._lender is not None:
             self._lender.close()
         await self._reports.stop()
+        await self.control.stop()
         await self._peers.close()
 
     async def join(self, request: plan_pb2.JoinRequest) -> plan_pb2.JoinResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from dataloader_svc.errors import MixtureError
@@ -23,6 +23,32 @@ MOST_STEP = 2**53 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """What a change of `mixture.adaptive` was made of.
+
+    rule     that made it, as the configuration names it
+    before   losses of steps before this one were decided on
+    memory   what the rule remembers: JSON
+    losses   mean loss of a target, by source, that it decided by; a state does without them
+    """
+
+    rule: str
+    before: int
+    memory: Any = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {"rule": self.rule, "before": self.before, "memory": self.memory}
+        return {**values, "losses": dict(self.losses)} if self.losses else values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse. ValueError, KeyError, TypeError: it is none."""
+        losses = {str(name): float(loss) for name, loss in values.get("losses", {}).items()}
+        return cls(str(values["rule"]), int(values["before"]), values["memory"], losses)
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """Draw by `weights` from `at_step` on, or move there evenly over `over` steps.
 
@@ -30,6 +56,7 @@ class Change:
     weights      by name of source, above 0, summing to 1
     known_from   the step that was planned next when it was accepted: its state is the first to have it
     schedule     digest of the configured schedule that it changed; another one makes it void
+    learned      of one that `mixture.adaptive` made
     """
 
     id: str
@@ -38,6 +65,7 @@ class Change:
     over: int
     known_from: int
     schedule: str
+    learned: Learned | None = None
 
     @property
     def stop(self) -> int:
@@ -45,7 +73,7 @@ class Change:
         return self.at_step + self.over
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        values = {
             "id": self.id,
             "at_step": self.at_step,
             "weights": dict(self.weights),
@@ -53,6 +81,7 @@ class Change:
             "known_from": self.known_from,
             "schedule": self.schedule,
         }
+        return values if self.learned is None else {**values, "learned": self.learned.to_json()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -60,7 +89,8 @@ class Change:
         weights = {str(name): float(weight) for name, weight in values["weights"].items()}
         steps = (int(values[name]) for name in ("at_step", "over", "known_from"))
         at_step, over, known_from = steps
-        return cls(str(values["id"]), at_step, weights, over, known_from, str(values["schedule"]))
+        learned = Learned.from_json(values["learned"]) if "learned" in values else None
+        return cls(str(values["id"]), at_step, weights, over, known_from, str(values["schedule"]), learned)
 
 
 def checked_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
@@ -78,10 +108,29 @@ def checked_weights(weights: Mapping[str, float], names: Sequence[str]) -> dict[
 
 
 def with_new(carried: tuple[Change, ...], known: Iterable[Change], step: int) -> tuple[Change, ...]:
-    """What the state before `step` carries, and the changes that it is the first to have."""
+    """What the state before `step` carries, and the changes that it is the first to have.
+
+    What a rule remembers is needed of the last alone.
+    """
     ids = {change.id for change in carried}
     new = tuple(change for change in known if change.known_from == step and change.id not in ids)
-    return (*carried, *new)
+    both = (*carried, *new)
+    newest = newest_learned(both)
+    return tuple(
+        change if change.learned is None else replace(change, learned=_carried(change.learned, newest))
+        for change in both
+    )
+
+
+def _carried(learned: Learned, newest: Learned | None) -> Learned:
+    """As a state has it."""
+    return replace(learned, losses={}, memory=learned.memory if learned is newest else None)
+
+
+def newest_learned(changes: Iterable[Change]) -> Learned | None:
+    """The last decision of `mixture.adaptive` in them."""
+    found = [change.learned for change in changes if change.learned is not None]
+    return max(found, key=lambda learned: learned.before, default=None)
 
 
 def without_past(carried: tuple[Change, ...], step: int) -> tuple[Change, ...]:
@@ -102,8 +151,13 @@ def in_force(carried: tuple[Change, ...], schedule: str) -> tuple[Change, ...]:
 
 
 def still_to_come(known: Iterable[Change], step: int, schedule: str) -> tuple[Change, ...]:
-    """Of a history's changes, those that a generation which branches off before `step` must be told."""
-    return in_force(tuple(change for change in known if change.known_from >= step), schedule)
+    """Of a history's changes, those that a generation which branches off before `step` must be told.
+
+    Not those that were made of losses of steps which come again: they are reported again.
+    """
+    to_come = (change for change in known if change.known_from >= step)
+    stands = (change for change in to_come if change.learned is None or change.learned.before <= step)
+    return in_force(tuple(stands), schedule)
 
 
 def accepted(

@@ -14,8 +14,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from dataloader_client._pb import common_pb2, control_service_pb2
+from dataloader_client.adaptive import Rule
 from dataloader_svc import faultpoint
+from dataloader_svc.config.schema import Adaptive
 from dataloader_svc.errors import MixtureError, NotLeader, SessionSuperseded, StateError, StoreError
+from dataloader_svc.planner.adaptive import AdaptiveMixture
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.change import Change, accepted
 from dataloader_svc.planner.commits import Commits
@@ -49,13 +52,32 @@ class Control:
         apply: Callable[[Event], None],
         writing: asyncio.Lock,
         background: Background,
+        adaptive: Adaptive | None,
+        rule: Rule | None,
     ) -> None:
         self._core, self._journal, self._schedule, self._unit = core, journal, schedule, unit
         self._apply, self._writing, self._background = apply, writing, background
-        self._at_work: set[asyncio.Task[Change]] = set()
+        self._at_work: set[asyncio.Task[Change | None]] = set()
         self._keep, self._session = keep, session
         self._commits = Commits()
         self._first = 0  # records before it were removed
+        self._adaptive = None
+        if adaptive is not None and rule is not None:
+            self._adaptive = AdaptiveMixture(
+                adaptive,
+                rule,
+                schedule,
+                core,
+                journal,
+                session=session,
+                make=self._change,
+                background=background,
+            )
+
+    async def take_up(self) -> None:
+        """Know what the store has of the generation that is gone on with, or has begun."""
+        if self._adaptive is not None:
+            await self._adaptive.take_up()
 
     async def set_mixture(
         self, request: control_service_pb2.MixtureChange
@@ -68,17 +90,23 @@ class Control:
             request.id, at_step, dict(request.weights), int(request.over), 0, self._schedule.digest
         )
         # A caller that goes away must not leave a change in the store that the core does not know.
-        task = asyncio.create_task(self._change(asked))
+        task = asyncio.create_task(self._change(lambda _: asked))
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
-        return _message(await asyncio.shield(task))
+        made = await asyncio.shield(task)
+        assert made is not None, "it was asked for"
+        return _message(made)
 
-    async def _change(self, asked: Change) -> Change:
+    async def _change(self, build: Callable[[State], Change | None]) -> Change | None:
+        """Make the change that is wanted for the state as it is; None: none is."""
         async with self._writing:
+            state = self._state()
+            asked = build(state)
+            if asked is None:
+                return None
             for made in self._journal.changes:
                 if made.id == asked.id:
                     return made
-            state = self._state()
             change = accepted(asked, state.mixture, state.names, state.step, self._core.end)
             faultpoint.point("planner.mixture_asked")
             try:
@@ -93,6 +121,7 @@ class Control:
 
     async def show_mixture(self, _: common_pb2.Empty) -> control_service_pb2.MixtureStatus:
         """The schedule that holds, what was drawn, and the changes that were made."""
+        await self.take_up()
         state = self._state()
         schedule = self._schedule.changed((*state.mixture, *self._to_come(state)))
         status = control_service_pb2.MixtureStatus(
@@ -100,6 +129,7 @@ class Control:
             unit=self._unit,
             weights=_weights(schedule, schedule.weights(state.step)),
             changes=map(_message, self._journal.changes),
+            adaptive=None if self._adaptive is None else self._adaptive.to_message(),
         )
         drawn = {name: getattr(source, self._unit) for name, source in state.sources.items()}
         total = max(sum(drawn.values()), 1)
@@ -108,6 +138,15 @@ class Control:
         for step, ramp, row in zip(schedule.steps, schedule.ramps, schedule.table, strict=True):
             status.schedule.add(step=int(step), ramp=bool(ramp), weights=_weights(schedule, row))
         return status
+
+    async def report_losses(
+        self, request: control_service_pb2.LossesRequest
+    ) -> control_service_pb2.LossesResponse:
+        """Take in what ranks lost. Where the mixture follows nothing, it is left aside."""
+        if self._adaptive is None:
+            return control_service_pb2.LossesResponse()
+        self._state()
+        return await self._adaptive.report(request)
 
     async def commit(self, request: control_service_pb2.CommitRequest) -> control_service_pb2.CommitResponse:
         """Take in that a rank's checkpoint is safe; remove what no rank of the session needs any more."""
@@ -157,6 +196,7 @@ def _message(change: Change) -> control_service_pb2.MixtureChange:
         weights=change.weights,
         over=change.over,
         known_from=change.known_from,
+        rule="" if change.learned is None else change.learned.rule,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dataloader_client._pb import plan_pb2
+from dataloader_client._pb.control_service_pb2 import LossesRequest
 from dataloader_svc.config.digest import first_name
 from dataloader_svc.errors import StoreError
 from dataloader_svc.planner.change import Change
@@ -63,6 +64,14 @@ def read_changes(store: Store, generation: Generation) -> tuple[Change, ...]:
         changes += (Change.from_json(json.loads(value)) for _, value in rows)
         start = rows[-1][0] + 1
     return tuple(changes)
+
+
+def read_losses(store: Store, log: str) -> list[tuple[int, LossesRequest]]:
+    """What ranks reported to have lost, by number, as it came. Blocks."""
+    found: list[tuple[int, LossesRequest]] = []
+    while rows := store.read(log, found[-1][0] + 1 if found else 0, _AT_ONCE):
+        found += ((number, LossesRequest.FromString(value)) for number, value in rows)
+    return found
 
 
 def lineage(store: Store) -> tuple[Part, ...]:

@@ -8,16 +8,18 @@ the entries mean, decision 0003 why recovery reads no more than the last record.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dataloader_client._pb.control_service_pb2 import LossesRequest
 from dataloader_svc import faultpoint
 from dataloader_svc.errors import NotLeader, Reason, StoreError
 from dataloader_svc.planner.calibration import Factors, factors_log, read_factors
 from dataloader_svc.planner.change import Change
-from dataloader_svc.planner.history import branched_from, read_changes
+from dataloader_svc.planner.history import branched_from, read_changes, read_losses
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import Requests, has_news, read_masked, read_requests
@@ -49,6 +51,8 @@ class Journal:
         self.factors: tuple[Factors, ...] = ()  # of the generation, in order of step
         self.changes: tuple[Change, ...] = ()  # of the mixture, in the generation, as they came
         self.masked: Mapping[int, frozenset[SampleId]] = {}
+        self._losses: list[tuple[int, int]] = []  # rows of reports: number, and the last step in it
+        self._losses_doubtful = False  # whether the last row was written
 
     # ---- leading
 
@@ -164,6 +168,34 @@ class Journal:
         await asyncio.to_thread(self._store.append, generation.mixture_log, number, value, fence=fence)
         self.changes = (*self.changes, change)
 
+    async def load_losses(self) -> list[LossesRequest]:
+        """Take up what ranks reported to have lost, in the order in which it came."""
+        rows = await asyncio.to_thread(read_losses, self._store, self._current().losses_log)
+        self._losses = [(number, _last_step(request)) for number, request in rows]
+        self._losses_doubtful = False
+        return [request for _, request in rows]
+
+    async def append_losses(self, request: LossesRequest) -> None:
+        """Keep reports. Only one at a time; after a StoreError, ask again with the same or others."""
+        generation, fence = self._current(), self._held().token
+        name = generation.losses_log
+        if self._losses_doubtful:
+            await self.load_losses()
+        number = self._losses[-1][0] + 1 if self._losses else 0
+        self._losses_doubtful = True
+        await asyncio.to_thread(self._store.append, name, number, request.SerializeToString(), fence=fence)
+        if self.generation is generation:
+            self._losses_doubtful = False
+            self._losses.append((number, _last_step(request)))
+
+    async def truncate_losses(self, before: int) -> None:
+        """Remove reports of steps before `before`, as far as no later one was told with them."""
+        name, fence = self._current().losses_log, self._held().token
+        kept = list(itertools.dropwhile(lambda row: row[1] < before, self._losses)) or self._losses[-1:]
+        if len(kept) < len(self._losses):
+            await asyncio.to_thread(self._store.truncate, name, kept[0][0], fence=fence)
+            self._losses = kept
+
     def _current(self) -> Generation:
         assert self.generation is not None, "a generation was loaded or begun"
         return self.generation
@@ -252,6 +284,7 @@ class Journal:
             raise NotLeader("another planner has begun a generation")
         faultpoint.point("planner.generation_begun")
         self.generation, self.factors, self.changes = generation, (), changes
+        self._losses, self._losses_doubtful = [], False
         log.info("planner: generation %d from step %d: %s", number, base.step, reason)
         return generation
 
@@ -269,3 +302,7 @@ class Journal:
         faultpoint.point("planner.session_begun")
         self._sessions, self._session_value = session.number, value
         return session
+
+
+def _last_step(request: LossesRequest) -> int:
+    return max((int(report.step) for report in request.steps), default=-1)

@@ -68,6 +68,7 @@ def join_response(
             plan_pb2.SkippedSteps(first=skip.first, stop=skip.stop, reason=skip.reason)
             for skip in ahead(start.skips, start.step)
         ),
+        wants_losses=config.mixture.adaptive is not None,
     )
 
 

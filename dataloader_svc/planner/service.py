@@ -28,6 +28,7 @@ from dataloader_svc.errors import (
     VersionError,
 )
 from dataloader_svc.planner import core
+from dataloader_svc.planner.adaptive import AdaptiveMixture
 from dataloader_svc.planner.background import Background
 from dataloader_svc.planner.calibration import MOST_ENTRIES, Calibration, Factors
 from dataloader_svc.planner.control import Control
@@ -126,6 +127,8 @@ class PlannerService:
             apply=self._apply,
             writing=self._writing,
             background=self._background,
+            adaptive=config.mixture.adaptive,
+            rule=AdaptiveMixture.rule_of(config, base_dir),
         )
 
     # ---- life
@@ -150,6 +153,7 @@ class PlannerService:
             if self._calibration is None and newest is not None and newest.parts:
                 await self._journal.append_factors(Factors(state.step, (), 0.0))  # it has been turned off
             self._sessions.resume(core.Based(state, used), session)
+            await self.control.take_up()
             log.info("planner: generation %d goes on at step %d", generation.number, state.step)
 
     def _next_step(self) -> int:

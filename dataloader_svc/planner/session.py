@@ -52,6 +52,11 @@ class Generation:
         """Name of the log of the changes of the mixture that were made in it, numbered from 0."""
         return f"mixture/{self.number}"
 
+    @property
+    def losses_log(self) -> str:
+        """Name of the log of what ranks reported to have lost in it, numbered from 0."""
+        return f"losses/{self.number}"
+
     @staticmethod
     def key(number: int) -> str:
         """Of its entry in the store."""

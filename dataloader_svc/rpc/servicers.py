@@ -51,7 +51,12 @@ SERVICES: dict[str, tuple[Method, ...]] = {
         methods.RELEASE,
         methods.LOADER_STATUS,
     ),
-    methods.CONTROL: (methods.SET_MIXTURE, methods.SHOW_MIXTURE, methods.COMMIT),
+    methods.CONTROL: (
+        methods.SET_MIXTURE,
+        methods.SHOW_MIXTURE,
+        methods.COMMIT,
+        methods.REPORT_LOSSES,
+    ),
 }
 
 REQUEST_S = 30.0

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dataloader_client._pb import common_pb2 as dataloader_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dataloader/v1/control_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\"\xcb\x01\n\rMixtureChange\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x07\x61t_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12:\n\x07weights\x18\x03 \x03(\x0b\x32).dataloader.v1.MixtureChange.WeightsEntry\x12\x0c\n\x04over\x18\x04 \x01(\x04\x12\x12\n\nknown_from\x18\x05 \x01(\x04\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_at_step\"\x95\x01\n\x0cMixtureEntry\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04ramp\x18\x02 \x01(\x08\x12\x39\n\x07weights\x18\x03 \x03(\x0b\x32(.dataloader.v1.MixtureEntry.WeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe0\x02\n\rMixtureStatus\x12\x11\n\tnext_step\x18\x01 \x01(\x04\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12:\n\x07weights\x18\x03 \x03(\x0b\x32).dataloader.v1.MixtureStatus.WeightsEntry\x12\x36\n\x05\x64rawn\x18\x04 \x03(\x0b\x32\'.dataloader.v1.MixtureStatus.DrawnEntry\x12-\n\x08schedule\x18\x05 \x03(\x0b\x32\x1b.dataloader.v1.MixtureEntry\x12-\n\x07\x63hanges\x18\x06 \x03(\x0b\x32\x1c.dataloader.v1.MixtureChange\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nDrawnEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x0c\n\x04step\x18\x03 \x01(\x04\"2\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x32\xe4\x01\n\x0e\x43ontrolService\x12H\n\nSetMixture\x12\x1c.dataloader.v1.MixtureChange\x1a\x1c.dataloader.v1.MixtureChange\x12\x41\n\x0bShowMixture\x12\x14.dataloader.v1.Empty\x1a\x1c.dataloader.v1.MixtureStatus\x12\x45\n\x06\x43ommit\x12\x1c.dataloader.v1.CommitRequest\x1a\x1d.dataloader.v1.CommitResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#dataloader/v1/control_service.proto\x12\rdataloader.v1\x1a\x1a\x64\x61taloader/v1/common.proto\"\xd9\x01\n\rMixtureChange\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x07\x61t_step\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12:\n\x07weights\x18\x03 \x03(\x0b\x32).dataloader.v1.MixtureChange.WeightsEntry\x12\x0c\n\x04over\x18\x04 \x01(\x04\x12\x12\n\nknown_from\x18\x05 \x01(\x04\x12\x0c\n\x04rule\x18\x06 \x01(\t\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_at_step\"\x95\x01\n\x0cMixtureEntry\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04ramp\x18\x02 \x01(\x08\x12\x39\n\x07weights\x18\x03 \x03(\x0b\x32(.dataloader.v1.MixtureEntry.WeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"|\n\nStepLosses\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0f\n\x07\x63p_rank\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0e\n\x06source\x18\x05 \x03(\r\x12\x0c\n\x04loss\x18\x06 \x03(\x01\x12\x0f\n\x07targets\x18\x07 \x03(\x01\"9\n\rLossesRequest\x12(\n\x05steps\x18\x01 \x03(\x0b\x32\x19.dataloader.v1.StepLosses\"!\n\x0eLossesResponse\x12\x0f\n\x07\x64\x65\x63ided\x18\x01 \x01(\x04\"\xfc\x01\n\x0e\x41\x64\x61ptiveStatus\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65\x63ided\x18\x02 \x01(\x04\x12\x0c\n\x04next\x18\x03 \x01(\x04\x12\x10\n\x08reported\x18\x04 \x01(\x04\x12\r\n\x05ranks\x18\x05 \x01(\x04\x12\x10\n\x08\x65xpected\x18\x06 \x01(\x04\x12\x39\n\x06losses\x18\x07 \x03(\x0b\x32).dataloader.v1.AdaptiveStatus.LossesEntry\x12\x0f\n\x07refused\x18\x08 \x01(\x04\x12\x0f\n\x07problem\x18\t \x01(\t\x1a-\n\x0bLossesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x91\x03\n\rMixtureStatus\x12\x11\n\tnext_step\x18\x01 \x01(\x04\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12:\n\x07weights\x18\x03 \x03(\x0b\x32).dataloader.v1.MixtureStatus.WeightsEntry\x12\x36\n\x05\x64rawn\x18\x04 \x03(\x0b\x32\'.dataloader.v1.MixtureStatus.DrawnEntry\x12-\n\x08schedule\x18\x05 \x03(\x0b\x32\x1b.dataloader.v1.MixtureEntry\x12-\n\x07\x63hanges\x18\x06 \x03(\x0b\x32\x1c.dataloader.v1.MixtureChange\x12/\n\x08\x61\x64\x61ptive\x18\x07 \x01(\x0b\x32\x1d.dataloader.v1.AdaptiveStatus\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nDrawnEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"U\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12%\n\x06\x63oords\x18\x02 \x01(\x0b\x32\x15.dataloader.v1.Coords\x12\x0c\n\x04step\x18\x03 \x01(\x04\"2\n\x0e\x43ommitResponse\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x32\xb1\x02\n\x0e\x43ontrolService\x12H\n\nSetMixture\x12\x1c.dataloader.v1.MixtureChange\x1a\x1c.dataloader.v1.MixtureChange\x12\x41\n\x0bShowMixture\x12\x14.dataloader.v1.Empty\x1a\x1c.dataloader.v1.MixtureStatus\x12\x45\n\x06\x43ommit\x12\x1c.dataloader.v1.CommitRequest\x1a\x1d.dataloader.v1.CommitResponse\x12K\n\x0cReportLosses\x12\x1c.dataloader.v1.LossesRequest\x1a\x1d.dataloader.v1.LossesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,28 +36,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MIXTURECHANGE_WEIGHTSENTRY']._serialized_options = b'8\001'
   _globals['_MIXTUREENTRY_WEIGHTSENTRY']._loaded_options = None
   _globals['_MIXTUREENTRY_WEIGHTSENTRY']._serialized_options = b'8\001'
+  _globals['_ADAPTIVESTATUS_LOSSESENTRY']._loaded_options = None
+  _globals['_ADAPTIVESTATUS_LOSSESENTRY']._serialized_options = b'8\001'
   _globals['_MIXTURESTATUS_WEIGHTSENTRY']._loaded_options = None
   _globals['_MIXTURESTATUS_WEIGHTSENTRY']._serialized_options = b'8\001'
   _globals['_MIXTURESTATUS_DRAWNENTRY']._loaded_options = None
   _globals['_MIXTURESTATUS_DRAWNENTRY']._serialized_options = b'8\001'
   _globals['_MIXTURECHANGE']._serialized_start=83
-  _globals['_MIXTURECHANGE']._serialized_end=286
-  _globals['_MIXTURECHANGE_WEIGHTSENTRY']._serialized_start=228
-  _globals['_MIXTURECHANGE_WEIGHTSENTRY']._serialized_end=274
-  _globals['_MIXTUREENTRY']._serialized_start=289
-  _globals['_MIXTUREENTRY']._serialized_end=438
-  _globals['_MIXTUREENTRY_WEIGHTSENTRY']._serialized_start=228
-  _globals['_MIXTUREENTRY_WEIGHTSENTRY']._serialized_end=274
-  _globals['_MIXTURESTATUS']._serialized_start=441
-  _globals['_MIXTURESTATUS']._serialized_end=793
-  _globals['_MIXTURESTATUS_WEIGHTSENTRY']._serialized_start=228
-  _globals['_MIXTURESTATUS_WEIGHTSENTRY']._serialized_end=274
-  _globals['_MIXTURESTATUS_DRAWNENTRY']._serialized_start=749
-  _globals['_MIXTURESTATUS_DRAWNENTRY']._serialized_end=793
-  _globals['_COMMITREQUEST']._serialized_start=795
-  _globals['_COMMITREQUEST']._serialized_end=880
-  _globals['_COMMITRESPONSE']._serialized_start=882
-  _globals['_COMMITRESPONSE']._serialized_end=932
-  _globals['_CONTROLSERVICE']._serialized_start=935
-  _globals['_CONTROLSERVICE']._serialized_end=1163
+  _globals['_MIXTURECHANGE']._serialized_end=300
+  _globals['_MIXTURECHANGE_WEIGHTSENTRY']._serialized_start=242
+  _globals['_MIXTURECHANGE_WEIGHTSENTRY']._serialized_end=288
+  _globals['_MIXTUREENTRY']._serialized_start=303
+  _globals['_MIXTUREENTRY']._serialized_end=452
+  _globals['_MIXTUREENTRY_WEIGHTSENTRY']._serialized_start=242
+  _globals['_MIXTUREENTRY_WEIGHTSENTRY']._serialized_end=288
+  _globals['_STEPLOSSES']._serialized_start=454
+  _globals['_STEPLOSSES']._serialized_end=578
+  _globals['_LOSSESREQUEST']._serialized_start=580
+  _globals['_LOSSESREQUEST']._serialized_end=637
+  _globals['_LOSSESRESPONSE']._serialized_start=639
+  _globals['_LOSSESRESPONSE']._serialized_end=672
+  _globals['_ADAPTIVESTATUS']._serialized_start=675
+  _globals['_ADAPTIVESTATUS']._serialized_end=927
+  _globals['_ADAPTIVESTATUS_LOSSESENTRY']._serialized_start=882
+  _globals['_ADAPTIVESTATUS_LOSSESENTRY']._serialized_end=927
+  _globals['_MIXTURESTATUS']._serialized_start=930
+  _globals['_MIXTURESTATUS']._serialized_end=1331
+  _globals['_MIXTURESTATUS_WEIGHTSENTRY']._serialized_start=242
+  _globals['_MIXTURESTATUS_WEIGHTSENTRY']._serialized_end=288
+  _globals['_MIXTURESTATUS_DRAWNENTRY']._serialized_start=1287
+  _globals['_MIXTURESTATUS_DRAWNENTRY']._serialized_end=1331
+  _globals['_COMMITREQUEST']._serialized_start=1333
+  _globals['_COMMITREQUEST']._serialized_end=1418
+  _globals['_COMMITRESPONSE']._serialized_start=1420
+  _globals['_COMMITRESPONSE']._serialized_end=1470
+  _globals['_CONTROLSERVICE']._serialized_start=1473
+  _globals['_CONTROLSERVICE']._serialized_end=1778
 # @@protoc_insertion_point(module_scope)

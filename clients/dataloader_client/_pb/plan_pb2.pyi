@@ -178,7 +178,7 @@ class JoinRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ..., split: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip", "split")
+    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip", "split", "wants_losses")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,7 @@ class JoinResponse(_message.Message):
     STATE_JSON_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
+    WANTS_LOSSES_FIELD_NUMBER: _ClassVar[int]
     session: int
     start_step: int
     mesh: _common_pb2.Mesh
@@ -211,4 +212,5 @@ class JoinResponse(_message.Message):
     state_json: str
     skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
     split: str
-    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., split: _Optional[str] = ...) -> None: ...
+    wants_losses: bool
+    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., split: _Optional[str] = ..., wants_losses: _Optional[bool] = ...) -> None: ...

@@ -5,6 +5,7 @@ other. Field descriptions are the reference that `docs/configuration.md` is gene
 written for the person who configures. A default that was measured or taken from somewhere says so.
 """
 
+from dataloader_svc.config.schema.adaptive import Adaptive
 from dataloader_svc.config.schema.batch import BatchUnit, GlobalBatch, Mixture, MixtureStep
 from dataloader_svc.config.schema.evaluation import Evaluation
 from dataloader_svc.config.schema.fields import AudioFields, Interleaved, Preference, VideoFields
@@ -36,6 +37,7 @@ from dataloader_svc.config.schema.wire import Wire, WireCompression
 
 __all__ = [
     "FIELDS_ALONE",
+    "Adaptive",
     "AudioFields",
     "BatchUnit",
     "Bytes",

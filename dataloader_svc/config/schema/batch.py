@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from dataloader_svc.config.schema.adaptive import Adaptive
 from dataloader_svc.config.schema.model import Model
 
 BatchUnit = Literal["sequences", "tokens", "samples"]
@@ -80,6 +81,9 @@ class Mixture(Model):
         default="repeat",
         description="repeat: the source starts its next epoch. stop: the data ends when the first source "
         "does. drop: the others go on in their proportions; the data ends with the last.",
+    )
+    adaptive: Adaptive | None = Field(
+        default=None, description="Let the weights follow the losses that trainers report."
     )
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ import pytest
 
 from dataloader_client import DataServiceLoader, Mesh
 from dataloader_client._pb import common_pb2, constructor_service_pb2, planner_service_pb2
-from dataloader_client.transport import _MOST_REPORTS, Transport
+from dataloader_client.feedback import MOST_TIMES, TimeSender
 from dataloader_svc.constructor.service import ConstructorService
 from dataloader_svc.errors import PeerError
 from dataloader_svc.testing.scripted_job import JobThread
@@ -39,13 +39,13 @@ def heard(monkeypatch):
 def answered(monkeypatch):
     """One item for each report that the client knows the end of."""
     ends = queue.Queue()
-    original = Transport._reported
+    original = TimeSender._answered
 
-    def reported(self, call):
-        original(self, call)
-        ends.put(call)
+    def reported(self, answer):
+        original(self, answer)
+        ends.put(answer)
 
-    monkeypatch.setattr(Transport, "_reported", reported)
+    monkeypatch.setattr(TimeSender, "_answered", reported)
     return ends
 
 
@@ -97,7 +97,7 @@ def test_where_none_is_wanted_one_is_sent_and_no_more(heard, answered, asked):
     with JobThread(Script(num_steps=2)) as service, DataServiceLoader(service.address) as loader:
         next(loader)
         loader.report(step_time=1.0)
-        assert answered.get(timeout=LIMIT_S).result().wanted is False
+        assert answered.get(timeout=LIMIT_S).wanted is False
         for _ in range(5):
             loader.report(step_time=1.0)
         loader.close()
@@ -109,9 +109,9 @@ def test_a_service_that_is_away_holds_nobody_up():
     with JobThread(Script(num_steps=2), **CALIBRATE) as service, DataServiceLoader(service.address) as loader:
         next(loader)
         service.do(service.job.stop("constructor/0"))
-        for _ in range(3 * _MOST_REPORTS):
+        for _ in range(3 * MOST_TIMES):
             loader.report(step_time=1.0)  # fails at once, or waits for the connection: neither is told
-        assert loader._running.transport._reports_flying <= _MOST_REPORTS
+        assert loader._feedback.times_sender.flying <= MOST_TIMES
         loader.close()
 
 
@@ -120,7 +120,7 @@ def test_a_planner_that_is_away_loses_times_and_nothing_else(heard, answered):
         next(loader)
         service.job.store.delete("endpoint/planner/0")
         loader.report(step_time=1.0)
-        assert answered.get(timeout=LIMIT_S).result().wanted is True
+        assert answered.get(timeout=LIMIT_S).wanted is True
         reports = service.job.constructors[0]._reports
 
         async def given_up() -> None:
