@@ -32,6 +32,7 @@ from dataloader_svc.engine.base import (
     RoleState,
     RoleStatus,
 )
+from dataloader_svc.engine.environment import role_environment
 from dataloader_svc.engine.logfile import LogFile, log_path
 from dataloader_svc.engine.process import ChildProcess
 from dataloader_svc.engine.restart import RestartHistory, RestartPolicy
@@ -73,10 +74,10 @@ class LocalEngine:
         policy: RestartPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`environment` is added to this process's own. Logs go to `run_dir/logs`, which is made."""
+        """`environment` is added to `role_environment`. Logs go to `run_dir/logs`, which is made."""
         self._run_dir = run_dir
         self._argv = argv
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**role_environment(os.environ), **(environment or {})}
         self._policy = policy or RestartPolicy()
         self._clock = clock or SystemClock()
         self._roles: dict[str, _Role] = {}

@@ -23,6 +23,7 @@ if __name__ == "__main__":
     gc.disable()  # see `importing.py`; `main` turns it on again
 
 from dataloader_client import methods
+from dataloader_svc import allocator
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.evaluation import SPLIT, beside_evaluation, of_evaluation, with_evaluation
 from dataloader_svc.engine.access import public_access, role_access, role_credentials
@@ -125,6 +126,7 @@ async def run_role(
         try:
             gc.collect()
             gc.freeze()  # what was imported and opened stays: later collections need not look at it
+            allocator.give_back()  # of what opening took, a vocabulary parsed, say, most is gone
             if shadow:
                 if not await _stood_by(service, store, f"endpoint/{role}-shadow/{index}", address, context):
                     return

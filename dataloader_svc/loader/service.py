@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dataloader_client._pb import common_pb2, loader_service_pb2, plan_pb2
 from dataloader_client.wire import Frame
-from dataloader_svc import faultpoint
+from dataloader_svc import allocator, faultpoint
 from dataloader_svc.clock import Clock, SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import ConfigError, DataloaderError, SourceError, StateError
 from dataloader_svc.loader import core
 from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, decode, take, take_silent
 from dataloader_svc.loader.meter import Meter
+from dataloader_svc.loader.once import shared
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
@@ -37,7 +38,6 @@ from dataloader_svc.transforms.tokenizers import Tokenizer
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Key = TypeVar("Key")
 
 READ_THREADS = 2  # one reads while the other tokenizes; a block's rows stand in memory twice meanwhile
 
@@ -46,6 +46,9 @@ _HELD_PER_SOURCE_BYTE = 1.5
 
 _SAY_AGAIN_S = 60.0
 """Between two warnings that memory is short."""
+
+_GIVE_BACK = 2**25
+"""Bytes of dropped blocks after which free memory goes back to the system: reading them freed as much."""
 
 _ALL_SHARDS = plan_pb2.Listing()
 
@@ -74,6 +77,7 @@ class LoaderService:
         self._differing: set[SampleId] = set()
         self._meter = Meter(self._clock)
         self._said_short = -math.inf
+        self._freed = 0  # bytes of blocks dropped since memory was given back
         self._room = asyncio.Condition()
         self._readers = ThreadPoolExecutor(READ_THREADS, f"{self.name}-read")
         self._builders = ThreadPoolExecutor(READ_THREADS, f"{self.name}-fetch")
@@ -207,7 +211,7 @@ class LoaderService:
             )
         if name in self._sources:
             return self._sources[name]
-        return await _shared(self._opening, name, lambda: self._open(name))
+        return await shared(self._opening, name, lambda: self._open(name))
 
     async def _open(self, name: str) -> SourceReader:
         config = self._config
@@ -244,7 +248,7 @@ class LoaderService:
         while True:
             held = self._blocks.get(block)
             if held is None:
-                held = await _shared(self._reading, block, lambda: self._read(block, reader))
+                held = await shared(self._reading, block, lambda: self._read(block, reader))
             if held.index == reader.index.digest:
                 break
             self._drop(self._table.apply(core.Forgotten(block)))  # read for another list of shards
@@ -319,7 +323,10 @@ class LoaderService:
 
     def _drop(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
-            del self._blocks[block]
+            self._freed += self._blocks.pop(block).num_bytes
+        if self._freed >= _GIVE_BACK:
+            self._freed = 0
+            self._readers.submit(allocator.give_back)
 
     async def _take(
         self,
@@ -375,23 +382,3 @@ def _asked(request: loader_service_pb2.FetchRequest) -> dict[BlockId, list[tuple
 def _estimate(reader: SourceReader, block: BlockId) -> int:
     extents = reader.order(block.epoch).block(block.block).extents
     return int(reader.index.extents.num_bytes[extents].sum() * _HELD_PER_SOURCE_BYTE)
-
-
-async def _shared(
-    tasks: dict[Key, asyncio.Task[Result]], key: Key, work: Callable[[], Coroutine[Any, Any, Result]]
-) -> Result:
-    """What `work()` returns or raises, begun once for all that ask while it runs.
-
-    Who stops waiting (a cancelled call) does not stop the work.
-    """
-    task = tasks.get(key)
-    if task is None:
-        task = tasks[key] = asyncio.create_task(work())
-        task.add_done_callback(lambda done: _finish(tasks, key, done))
-    return await asyncio.shield(task)
-
-
-def _finish(tasks: dict[Key, asyncio.Task[Result]], key: Key, done: asyncio.Task[Result]) -> None:
-    del tasks[key]
-    if not done.cancelled():
-        done.exception()  # seen: every waiter may be gone

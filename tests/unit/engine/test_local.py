@@ -213,3 +213,23 @@ def test_exits_in_words():
         "killed by SIGRTMAX",
         "killed by signal 40",
     ]
+
+
+def test_libraries_in_a_role_are_told_what_to_keep_unless_a_person_has(tmp_path, monkeypatch):
+    def told(run_dir):
+        argv = python(f"print(*map(os.environ.get, {names!r}), flush=True)")
+
+        async def scenario(engine):
+            await engine.start(SPEC)
+            lines.append(engine.logs("loader-0")[-1].split())
+
+        lines = []
+        run(scenario, run_dir, argv)
+        return lines[0]
+
+    names = ["MALLOC_ARENA_MAX", "ARROW_DEFAULT_MEMORY_POOL", "FASTOKENS_BPE_THREADS"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert told(tmp_path / "1") == ["2", "system", "1"]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    assert told(tmp_path / "2") == ["7", "system", "1"]

@@ -17,6 +17,7 @@ from dataloader_client import methods
 from dataloader_client._pb import common_pb2
 from dataloader_client._pb import loader_service_pb2 as pb
 from dataloader_client.wire import Frame
+from dataloader_svc import allocator
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import (
     ConfigError,
@@ -281,6 +282,28 @@ def test_released_blocks_go_at_once(folder: Path) -> None:
     block_bytes = np.diff([0, *held])
     limit = int(block_bytes[0] + block_bytes[2] + 1600)
     run(configured(loader={"memory": limit}), folder, scenario)
+
+
+def test_memory_goes_back_to_the_system_once_blocks_worth_it_were_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = threading.Semaphore(0)
+    monkeypatch.setattr(allocator, "give_back", given.release)
+
+    async def scenario(_: LoaderService, peer: Peer) -> None:
+        sizes = []
+        for block in range(3):
+            await probe(peer, "web", block)
+            sizes.append((await status(peer)).held_bytes - sum(sizes))
+        monkeypatch.setattr(service_module, "_GIVE_BACK", sum(sizes[:2]))
+        for block in range(2):
+            assert not given.acquire(blocking=False)
+            await peer.call(methods.RELEASE, pb.BlockRequest(source="web", block=block), timeout_s=30)
+        assert await asyncio.to_thread(given.acquire)
+        await peer.call(methods.RELEASE, pb.BlockRequest(source="web", block=2), timeout_s=30)
+        assert not given.acquire(blocking=False), "counted from the last time"
+
+    run(configured(), folder, scenario)
 
 
 def test_an_answer_above_max_bytes_is_refused(config: Config, folder: Path) -> None:
