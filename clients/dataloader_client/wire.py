@@ -49,6 +49,11 @@ class Frame:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of what is encoded, beside the arrays."""
+        return sum(len(each.data) for each in self.packed.values())
+
 
 def encode(frame: Frame) -> Iterator[bytes]:
     """Messages of a frame: the header, then the payload, unless it is shared, in pieces of `CHUNK` bytes."""

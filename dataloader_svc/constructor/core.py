@@ -3,7 +3,8 @@
 `Window.apply(event)` is the only door: it changes the state and returns what the service has to do. It knows
 steps, ranks and bytes; no plan, no array, no clock, no network. What it guarantees:
 
-- bytes held and reserved never exceed the limit: a step is built only when its bound fits;
+- bytes held and reserved never exceed the limit: a step is built only when its bound fits, and encoded copies
+  of what is sent take no more than is free;
 - the lowest step that somebody waits for is always built next, if need be by dropping steps that nobody
   waits for: any step can be built again, so that no order of reads can block;
 - each rank's reads can be repeated, in any order;
@@ -42,6 +43,8 @@ from dataloader_svc.constructor.events import (
     PlansLost,
     Rank,
     Refuse,
+    Released,
+    Reserved,
     StartBuild,
 )
 
@@ -67,6 +70,8 @@ __all__ = [
     "PlansLost",
     "Rank",
     "Refuse",
+    "Released",
+    "Reserved",
     "StartBuild",
     "Window",
 ]
@@ -117,6 +122,7 @@ class Window:
         self._ranks = set(ranks)
         self._ahead = ahead
         self._asked: dict[Rank, int] = {}
+        self._copies = 0  # bytes
         self._steps: dict[int, _Step] = {}
         self._plans_next: int | None = None  # step that the open stream sends next
         self._plans_up_to = -1
@@ -124,8 +130,13 @@ class Window:
 
     @property
     def held_bytes(self) -> int:
-        """Of finished steps, and reserved for those being built."""
-        return sum(step.num_bytes for step in self._steps.values())
+        """Of finished steps and encoded copies, and reserved for what is being built or encoded."""
+        return self._copies + sum(step.num_bytes for step in self._steps.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """What may be reserved."""
+        return self.limit_bytes - self.held_bytes
 
     @property
     def ready(self) -> list[int]:
@@ -167,6 +178,10 @@ class Window:
             case BuildFailed(step):
                 entry = self._steps[step]
                 entry.phase, entry.num_bytes, entry.failed = Phase.IDLE, 0, True
+            case Reserved(num_bytes):
+                self._copies += num_bytes
+            case Released(num_bytes):
+                self._copies -= num_bytes
         return [*self._drop_done(), *self._demand_plans(), *self._start_builds()]
 
     @property
@@ -302,7 +317,7 @@ class Window:
         ready = [n for n in self.ready if not self._steps[n].waiting]
         done = [n for n in ready if self._is_done(n)]
         unread = [n for n in reversed(ready) if n not in done] if drop_unread else []
-        free = self.limit_bytes - self.held_bytes
+        free = self.free_bytes
         victims = []
         for number in (*done, *unread):
             if free >= needed:
@@ -316,6 +331,7 @@ class Window:
     def validate(self) -> None:
         """The invariants, for tests: after every event."""
         assert self.held_bytes <= self.limit_bytes, (self.held_bytes, self.limit_bytes)
+        assert self._copies >= 0, self._copies
         for number, step in self._steps.items():
             assert (step.num_bytes == 0) == (step.phase is Phase.IDLE), (number, step)
             assert step.phase is Phase.IDLE or step.need is not None, (number, step)

@@ -96,7 +96,34 @@ class BuildFailed:
     step: int
 
 
-Event = Asked | Delivered | GaveUp | Left | Planned | Ended | PlansLost | PlansFailed | Built | BuildFailed
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """An encoded copy of what goes to a rank takes at most `num_bytes`: no more than was free."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """So many of the bytes that were reserved for copies are free again."""
+
+    num_bytes: int
+
+
+Event = (
+    Asked
+    | Delivered
+    | GaveUp
+    | Left
+    | Planned
+    | Ended
+    | PlansLost
+    | PlansFailed
+    | Built
+    | BuildFailed
+    | Reserved
+    | Released
+)
 
 
 # --- actions: what is to be done ---------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class ConstructorService:
         rank = _rank(request.coords)
         self._check_place(session, rank)
         self._check_step(session, request.step)
-        step, sent = request.step, False
+        step, sent, copied = request.step, False, 0
         session.apply(core.Asked(step, rank))
         try:
             built = await session.wait_for(step)
@@ -135,9 +135,12 @@ class ConstructorService:
                 yield Frame({}, {"step": step, "microbatches": 0, "end": True})
             else:
                 frame = self._offered(request, built.frame(rank, session.sizes.pp), built.shared(rank.dp))
-                yield await self._encoded(request, frame)
+                frame = await self._encoded(session, request, frame)
+                copied = frame.packed_bytes
+                yield frame
             sent = True
         finally:
+            session.apply(core.Released(copied))
             session.apply(core.Delivered(step, rank) if sent else core.GaveUp(step, rank))
         faultpoint.point("constructor.sent")
 
@@ -150,11 +153,23 @@ class ConstructorService:
         lent = bool(request.attachment) and self._lender.lend(request.attachment, request.lease, shared)
         return replace(frame, shared=shared if lent else None, socket=self._lender.name)
 
-    async def _encoded(self, request: constructor_service_pb2.ReadRequest, frame: Frame) -> Frame:
-        """The frame, encoded where the reader's link is so slow that it pays."""
-        link = request.link_bytes_per_s
+    async def _encoded(
+        self, session: Session, request: constructor_service_pb2.ReadRequest, frame: Frame
+    ) -> Frame:
+        """The frame, encoded where the reader's link is so slow that it pays and memory has room for a copy.
+
+        What is encoded stays reserved: the caller releases it.
+        """
+        link, most = request.link_bytes_per_s, frame.num_bytes
         codecs = () if frame.shared is not None else self._encoder.usable(request.codecs, link)
-        return await asyncio.to_thread(self._encoder.encode, frame, codecs, link) if codecs else frame
+        if not codecs or most > session.window.free_bytes:
+            return frame
+        session.apply(core.Reserved(most))
+        try:
+            frame = await asyncio.to_thread(self._encoder.encode, frame, codecs, link)
+        finally:
+            session.apply(core.Released(most - frame.packed_bytes))
+        return frame
 
     async def leave(self, request: constructor_service_pb2.LeaveRequest) -> common_pb2.Empty:
         """A rank reads no more: it does not hold steps back any longer."""

@@ -25,6 +25,8 @@ from dataloader_svc.constructor.core import (
     PlansLost,
     Rank,
     Refuse,
+    Released,
+    Reserved,
     StartBuild,
     Window,
 )
@@ -222,6 +224,17 @@ def test_a_stream_that_breaks_in_a_skip_goes_on_after_it():
     assert window(PlansLost()) == [OpenPlans(1_000_000, 1_000_001)]
 
 
+def test_copies_count_and_a_build_waits_for_their_end():
+    window = Driven(limit=250)
+    window(Asked(0, A), *planned(0), Built(0, 50))
+    assert window.window.free_bytes == 200
+    assert window(Reserved(200), *planned(1)) == []
+    assert window.window.held_bytes == 250
+    assert window(Released(150)) == [StartBuild(1)]
+    window(Released(50))
+    assert window.window.held_bytes == 150
+
+
 class Simulation:
     """A service around a window, whose every step happens when the test says so."""
 
@@ -231,6 +244,7 @@ class Simulation:
         self.stream = None  # [next step, up to]
         self.building, self.built, self.served = [], {}, []
         self.waiting = []
+        self.copies = {}
 
     def apply(self, event):
         for action in self.window.apply(event):
@@ -247,7 +261,7 @@ class Simulation:
                     raise AssertionError("all fit")
         self.window.validate()
         held = sum(self.built.values()) + sum(sum(self.sizes(step)) for step in self.building)
-        assert held == self.window.held_bytes
+        assert held + sum(self.copies.values()) == self.window.held_bytes
 
     def choices(self):
         """What could happen next."""
@@ -263,6 +277,11 @@ class Simulation:
             for read in self.waiting
             if read[0] in self.built or (self.window.end is not None and read[0] >= self.window.end)
         ]
+        out += [
+            lambda read=read: self._copy(read)
+            for read in self.waiting
+            if read not in self.copies and 0 < self.built.get(read[0], 0) <= self.window.free_bytes
+        ]
         return out
 
     def _plan(self):
@@ -277,7 +296,13 @@ class Simulation:
         self.built[step] = self.sizes(step)[1]
         self.apply(Built(step, self.built[step]))
 
+    def _copy(self, read):
+        self.copies[read] = self.built[read[0]]
+        self.apply(Reserved(self.copies[read]))
+
     def _serve(self, step, rank):
+        if copy := self.copies.pop((step, rank), 0):
+            self.apply(Released(copy))
         self.waiting.remove((step, rank))
         self.served.append((step, rank))
         self.apply(Delivered(step, rank))

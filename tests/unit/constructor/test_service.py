@@ -14,6 +14,7 @@ import pytest
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.batch import check_fields, split
+from dataloader_svc.constructor import encoding
 from dataloader_svc.constructor import service as service_module
 from dataloader_svc.constructor import session as session_module
 from dataloader_svc.constructor.core import Asked, GaveUp, Rank, Window
@@ -364,6 +365,38 @@ async def test_memory_holds_however_far_ranks_are_apart():
         for step in range(10):
             await reader.read(step, dp=1)
             window.validate()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_encoded_copy_counts_while_it_is_sent(monkeypatch, leaves):
+    monkeypatch.setattr(encoding, "LEAST_BYTES", 1)  # the scripted steps are small
+
+    async def test():
+        async with serving(wire={"compression": "zstd"}) as (job, reader):
+            await reader.join()
+            await reader.read(0)
+            service = job.constructors[0]
+            window = service._session.window
+            before = window.held_bytes
+            request = constructor_service_pb2.ReadRequest(
+                session=reader.session, codecs=["zstd"], coords=common_pb2.Coords()
+            )
+            frames = service.read(request)
+            frame = await anext(frames)
+            assert 0 < frame.packed_bytes < frame.num_bytes
+            assert window.held_bytes == before + frame.packed_bytes
+            if leaves:
+                await frames.aclose()
+            else:
+                assert [more async for more in frames] == []
+            assert window.held_bytes == before
+            # No room for the whole, which is what a codec may make of it: plain, and on its way all the same.
+            window.limit_bytes = window.held_bytes + frame.num_bytes - 1
+            frames = service.read(request)
+            assert (await anext(frames)).packed_bytes == 0
+            await frames.aclose()
+
+    run(test)()
 
 
 @run
