@@ -29,6 +29,8 @@ class Losses:
 
     async def report(self, request: LossesRequest) -> LossesResponse:
         """The planner's answer to the message that these went with. Raises what it raised: say it again."""
+        if not request.steps:
+            return LossesResponse()
         if len(self._waiting.steps) + len(request.steps) > MOST:
             raise Overloaded(f"{len(self._waiting.steps)} reports of losses wait for the planner")
         self._waiting.steps.extend(request.steps)

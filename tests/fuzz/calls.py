@@ -121,6 +121,13 @@ class Requests:
             constructor_service_pb2.ReportRequest: lambda: constructor_service_pb2.ReportRequest(
                 session=session, step=step, coords=coords, step_time=0.5, compute_time=0.25
             ),
+            control_service_pb2.LossesRequest: lambda: control_service_pb2.LossesRequest(
+                steps=[
+                    control_service_pb2.StepLosses(
+                        session=session, step=step, source=[0], loss=[2.0], targets=[1.0]
+                    )
+                ]
+            ),
             planner_service_pb2.PlanDemand: lambda: planner_service_pb2.PlanDemand(
                 session=session, from_step=step, up_to=step + 1, constructor="constructor-9"
             ),

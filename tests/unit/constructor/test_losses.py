@@ -89,6 +89,15 @@ def test_a_rank_that_goes_away_takes_nobody_s_answer_along():
     run(body)
 
 
+def test_nothing_is_answered_with_nothing():
+    async def body() -> None:
+        planner = Planner()
+        assert await Losses(planner).report(of()) == LossesResponse()
+        assert planner.heard == []
+
+    run(body)
+
+
 def test_more_than_may_wait_is_refused(monkeypatch):
     monkeypatch.setattr(losses, "MOST", 3)
 
