@@ -9,6 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 1800
+WORKERS ?= 2
 
 .PHONY: help setup run test redis soak fuzz lint types proto proto-check docs docs-check golden demo-data corpus bench bench-peers package clean
 
@@ -32,9 +33,9 @@ run: setup demo-data ## the main job on real input: serve, train, kill, resume o
 	$(BIN)/python examples/train/run_demo.py
 
 # Images set PYTHONDONTWRITEBYTECODE at times, and then each process that a test starts compiles our sources anew.
-test: setup demo-data redis ## all tests
+test: setup demo-data redis ## all tests, in WORKERS=2 processes: many wait more than they compute
 	@$(BIN)/python -m compileall -q dataloader_svc balancers clients
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 redis: ## a Redis server for tests of the store: installed where that can be done, else said
 	@command -v redis-server >/dev/null \

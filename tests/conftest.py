@@ -1,10 +1,14 @@
-"""What every test run is held to: it leaves no process, no listening port and no shared segment behind."""
+"""What every test run is held to: it leaves no process, no listening port and no shared segment behind.
+
+Runs may go on side by side, as the workers of `make test` do: each knows what it has started by RUN_MARK.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +17,13 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from real_job import RUN_MARK, described, marked_processes, write_data
+from real_job import RUN_MARK, described, marked_processes, named_segments, users, write_data
 
 settings.register_profile("no deadlines", deadline=None)  # a busy machine is no counter-example
 settings.load_profile("no deadlines")
 
 LINGER_S = 10.0
 """For what is on its way out: an orphaned role ends itself within `engine.child.ORPHAN_GRACE_S`."""
-
-SHARED = Path("/dev/shm")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,7 +37,7 @@ def ctrl_c_is_heard() -> None:
 def nothing_left_behind() -> Iterator[None]:
     """Fails the run when something that it started still lives, listens or takes shared memory at its end."""
     os.environ[RUN_MARK] = uuid.uuid4().hex
-    segments, ports = _segments(), _listening()
+    segments, ports = named_segments(), _listening()
     yield
     _, alive = psutil.wait_procs(marked_processes(), LINGER_S)
     text = described(alive)
@@ -44,8 +46,7 @@ def nothing_left_behind() -> Iterator[None]:
             process.kill()
     assert not alive, f"left running:\n{text}"
     assert not (left := _listening() - ports), f"this process still listens on {left}"
-    left_segments = {name for name in _segments() - segments if not _in_use(SHARED / name)}
-    assert not left_segments, f"left in {SHARED}: {sorted(left_segments)}"
+    assert not (lost := _lost(segments)), f"left: {sorted(lost)}"
 
 
 @pytest.fixture(scope="session")
@@ -54,27 +55,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-def _segments() -> set[str]:
-    if not SHARED.is_dir():
-        return set()
-    found = set()
-    for path in SHARED.iterdir():
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid():
-                found.add(path.name)
-    return found
-
-
-def _in_use(path: Path) -> bool:
-    """Whether a process, of another test run perhaps, has it open or mapped; or it is gone by now."""
-    if not path.exists():
-        return True
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            if str(path) in maps or any(file.path == str(path) for file in process.open_files()):
-                return True
-    return False
+def _lost(before: set[Path]) -> set[Path]:
+    """Named segments made since that nobody uses, nor is about to remove: another run may be ending too."""
+    until = time.monotonic() + LINGER_S
+    while True:
+        unused = {path for path in named_segments() - before if not users(path)}
+        lost = {path for path in unused if path.exists()}
+        if not lost or time.monotonic() > until:
+            return lost
+        time.sleep(0.2)
 
 
 def _listening() -> set[int]:

@@ -27,6 +27,7 @@ from dataloader_svc.testing.tokenizer import IMAGE, VIDEO, make_tokenizer
 
 REPO = Path(__file__).resolve().parents[1]
 RUN_MARK = "DATALOADER_TEST_RUN"
+SHARED = Path("/dev/shm")
 COMMAND = (sys.executable, "-m", "dataloader_svc")
 STOP_S = 60.0
 """A service that is asked to stop and is still there then hangs: it takes one or two seconds, and gives up on
@@ -289,6 +290,38 @@ def marked_processes() -> list[psutil.Process]:
             tracker = any("multiprocessing.resource_tracker" in word for word in process.cmdline())
             if alive and not tracker and process.environ().get(RUN_MARK) == mark:
                 found.append(process)
+    return found
+
+
+def named_segments() -> set[Path]:
+    """Shared memory of this user that has a name, whoever made it."""
+    found = set()
+    for path in SHARED.iterdir() if SHARED.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                found.add(path)
+    return found
+
+
+def users(path: Path) -> list[psutil.Process]:
+    """Processes that have it open or mapped."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            if str(path) in maps or any(file.path == str(path) for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+def new_segments(before: set[Path]) -> set[Path]:
+    """Those that this test run has made since: used by one of its processes, or left by all."""
+    ours = {os.getpid(), *(process.pid for process in marked_processes())}
+    found = set()
+    for path in named_segments() - before:
+        using = {process.pid for process in users(path)}
+        if path.exists() and (using & ours or not using):
+            found.add(path)
     return found
 
 

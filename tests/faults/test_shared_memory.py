@@ -15,9 +15,17 @@ import pytest
 from dataloader_client import Coords, DataServiceLoader, Mesh
 from holding import status, trainer
 from reading import fingerprint, take_step
-from real_job import COMMAND, RUN_MARK, STOP_S, environment, job_values, serve, write_config
-
-SHARED = Path("/dev/shm")
+from real_job import (
+    COMMAND,
+    RUN_MARK,
+    STOP_S,
+    environment,
+    job_values,
+    named_segments,
+    new_segments,
+    serve,
+    write_config,
+)
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def holders() -> dict[int, set[str]]:
 
 
 def test_a_trainer_that_is_killed_gives_all_back(config: Path) -> None:
-    before = set(SHARED.iterdir())
+    before = named_segments()
     with serve(config) as served:
         with trainer(served.address) as process:
             assert status(served.address).leases >= 3
@@ -58,7 +66,7 @@ def test_a_trainer_that_is_killed_gives_all_back(config: Path) -> None:
         assert status(served.address).lent_bytes == 0
         with DataServiceLoader(served.address, mesh=Mesh()) as loader:
             assert fingerprint(take_step(loader))
-        assert set(SHARED.iterdir()) <= before
+        assert not new_segments(before)
 
 
 def test_a_constructor_that_is_killed_takes_nothing_from_who_holds(config: Path) -> None:
@@ -90,7 +98,7 @@ def test_killed_as_it_lends(config: Path, tmp_path: Path) -> None:
 
 
 def test_of_a_service_that_is_killed_nothing_is_left(config: Path) -> None:
-    before = set(SHARED.iterdir())
+    before = named_segments()
     with serve(config) as served, DataServiceLoader(served.address, mesh=Mesh()) as loader:
         held = [take_step(loader) for _ in range(6)]
         prints = [fingerprint(batches) for batches in held]
@@ -105,7 +113,7 @@ def test_of_a_service_that_is_killed_nothing_is_left(config: Path) -> None:
         del held
         gc.collect()  # what stands in a cycle is given back with it
         assert holders() == {}
-    assert set(SHARED.iterdir()) <= before
+    assert not new_segments(before)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting takes a privileged user")

@@ -27,7 +27,7 @@ from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.testing.scripted_job import JobThread
 from dataloader_svc.testing.scripted_roles import Script
 from reading import fingerprint, take_step
-from real_job import environment
+from real_job import environment, named_segments, new_segments
 
 SCRIPT = Script(num_steps=12)
 MIB = 2**20
@@ -431,11 +431,11 @@ def test_threads_that_read_share_a_line(service, sent):
 
 
 def test_nothing_of_it_has_a_name(service):
-    before = set(Path("/dev/shm").iterdir())
+    before = named_segments()
     with DataServiceLoader(service.address, mesh=Mesh()) as loader:
         held = [take_step(loader) for _ in range(5)]
         assert is_mapped(held[-1][0].numpy["labels"])
-        assert set(Path("/dev/shm").iterdir()) == before
+        assert not new_segments(before)
         names = re.findall(r"@dataloader-svc/\S+", Path("/proc/net/unix").read_text())
         assert names
     del held
