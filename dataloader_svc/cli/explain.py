@@ -37,11 +37,12 @@ from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.errors import MeshError, StateError
 from dataloader_svc.planner.calibration import Factors, factors_at, read_factors
 from dataloader_svc.planner.graph import plan_trace, strategy_graph
+from dataloader_svc.planner.history import read_changes
 from dataloader_svc.planner.place import MeshSize, Placement, Strategy, check_mesh, place
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.session import Generation, Session
 from dataloader_svc.sample import RowRef, SampleId
-from dataloader_svc.store.base import shown
+from dataloader_svc.store.base import Store, shown
 from dataloader_svc.store.open import open_existing
 from dataloader_svc.store.replaced_log import replaced
 
@@ -98,7 +99,7 @@ def explain(
     if factors is not None and factors.parts:
         parts = ", ".join(f"{factor:.3g}" for factor in factors.parts)
         notes.append(f"placed by costs fitted to step times, too: parts of the work times {parts}")
-    notes += _followed(plan)
+    notes += _followed(loaded, generation, plan, store_url)
     notes += _replaced_then(loaded, step, store_url)
     if generation.parent is not None:
         notes.append(
@@ -179,24 +180,33 @@ def _from_log(
         return generation, plan, log.session, factors
 
 
-def _followed(plan: Plan) -> list[str]:
+def _followed(loaded: LoadedConfig, generation: Generation, plan: Plan, store_url: str | None) -> list[str]:
     """A sentence on the losses that the step's weights follow."""
     made = [each for each in plan.state.mixture if each.at_step <= plan.step and each.over == 0]
-    learned = made[-1].learned if made else None
-    if learned is None:
+    if not made or made[-1].learned is None:
         return []
-    weights = " ".join(f"{name}={share:.4g}" for name, share in sorted(made[-1].weights.items()))
-    when = f"from step {made[-1].at_step} on, of losses of steps before {learned.before}"
-    return [f"weights follow losses: {learned.rule} made {weights}, {when}"]
+    last, learned = made[-1], made[-1].learned
+    with closing(_store(loaded, store_url)) as store:
+        whole = [each.learned for each in read_changes(store, generation) if each.id == last.id]
+    known = whole[0].losses if whole and whole[0] is not None else {}
+    losses = ", ".join(f"{name} lost {loss:.4g}" for name, loss in sorted(known.items()))
+    weights = " ".join(f"{name}={share:.4g}" for name, share in sorted(last.weights.items()))
+    why = f"in the period before step {learned.before}" + (f" {losses}" if losses else "")
+    return [f"weights follow losses: {learned.rule} made {weights}, from step {last.at_step} on: {why}"]
+
+
+def _store(loaded: LoadedConfig, store_url: str | None) -> Store:
+    """That a step was read from."""
+    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store_url)
+    opened = open_existing(spec.store, spec.base_dir)
+    assert opened is not None, "the step was read from it"
+    return opened
 
 
 def _replaced_then(loaded: LoadedConfig, step: int, store_url: str | None) -> list[str]:
     """A sentence on each loader that was replaced about when the step was planned or built."""
-    spec = job_spec(loaded, loaded.base_dir, "127.0.0.1:0", store_url)
-    opened = open_existing(spec.store, spec.base_dir)
-    assert opened is not None, "the step was read from it"
     near = 2 * loaded.config.planner.ahead
-    with closing(opened) as store:
+    with closing(_store(loaded, store_url)) as store:
         return [
             f"{row.loader} was {row.kind} when step {row.step} came next, and was replaced: it {row.why}"
             for row in replaced(store)

@@ -114,7 +114,7 @@ def test_weights_follow_what_two_ranks_report_and_no_kill_changes_them(config: P
     assert "made by excess_loss at step" in text
     assert "follows losses by excess_loss" in text
     explained = run_cli("explain", config, "--step", EVERY + LEAD)
-    assert f"from step {EVERY + LEAD} on, of losses of steps before {EVERY}" in explained.stdout
+    assert f"from step {EVERY + LEAD} on: in the period before step {EVERY} notes lost" in explained.stdout
     explained = run_cli("explain", config, "--step", EVERY + LEAD - 1)
     assert "weights follow losses" not in explained.stdout
 

@@ -12,6 +12,7 @@ from dataloader_svc.errors import MixtureError
 from dataloader_svc.planner.change import (
     MOST_AHEAD,
     Change,
+    Learned,
     accepted,
     in_force,
     still_to_come,
@@ -33,6 +34,12 @@ def change(
     at_step: int, weights: dict[str, float], over: int = 0, known_from: int = 0, name: str = ""
 ) -> Change:
     return Change(name or f"{at_step}+{over}", at_step, weights, over, known_from, "d")
+
+
+def learned(before: int, known_from: int) -> Change:
+    """What `mixture.adaptive` made of losses of steps before `before`."""
+    made = change(before + 8, {"a": 1}, known_from=known_from, name=f"adaptive/{before}")
+    return replace(made, learned=Learned("own", before, {"calls": before}, {"a": 2.5}))
 
 
 def schedule(*entries: dict) -> Schedule:
@@ -178,3 +185,24 @@ def test_no_change_after_the_end_of_the_data_nor_too_many_ahead() -> None:
     with pytest.raises(MixtureError, match="8 changes are still to come, at steps 10, 11"):
         accepted(change(99, {"a": 1}), ahead, NAMES, 5, None)
     assert accepted(change(99, {"a": 1}), ahead, NAMES, 10, None).at_step == 99
+
+
+def test_what_a_rule_remembers_is_carried_once_and_losses_are_the_log_s() -> None:
+    first, second = learned(10, 12), learned(20, 24)
+    assert Change.from_json(first.to_json()) == first
+    carried = with_new((), [first], 12)
+    assert [each.learned for each in carried] == [Learned("own", 10, {"calls": 10})]
+    carried = with_new(carried, [first, second], 24)
+    assert [each.learned for each in carried] == [
+        Learned("own", 10, None),
+        Learned("own", 20, {"calls": 20}),
+    ]
+    assert with_new(carried, [first, second], 25) == carried
+    by_hand = change(40, {"b": 1}, known_from=26)
+    assert with_new(carried, [by_hand], 26) == (*carried, by_hand), "it says nothing of what was learned"
+
+
+def test_a_decision_by_losses_that_come_again_is_taken_back() -> None:
+    """Of a history that is left at step 15; what was decided by steps before it stands."""
+    stands, goes, by_hand = learned(10, 16), learned(20, 24), change(40, {"b": 1}, known_from=26)
+    assert still_to_come([stands, goes, by_hand], 15, "d") == (stands, by_hand)

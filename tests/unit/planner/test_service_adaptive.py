@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
@@ -334,6 +336,52 @@ def test_a_rule_that_is_no_use_is_found_when_the_planner_starts(tmp_path):
                 await world.start(settings(rule))
 
     scenario(body, tmp_path)
+
+
+def test_a_function_that_does_not_return_ends_adaptation_and_nothing_else(tmp_path):
+    """It hangs with the job's losses, not when it is tried; the test lets it go at the end."""
+    rule = own_rule(
+        tmp_path,
+        "told.losses['a'] == 1 or (began.set(), go_on.wait(60))\n    return told.weights, None",
+        "hangs",
+    )
+    module = rule.partition(":")[0]
+    path = tmp_path / f"{module}.py"
+    path.write_text(
+        "import threading\n\nbegan, go_on = threading.Event(), threading.Event()\n\n" + path.read_text()
+    )
+
+    async def body(world: World) -> None:
+        session = await started(world)
+        hung = sys.modules[module]
+        try:
+            for step in range(31):
+                await world.plans(session, step, step)
+                await tell_all(world, session, [step])
+            assert await asyncio.to_thread(hung.began.wait, LIMIT_S)
+            await world.plans(session, 31, 50)
+            await change(world, {"a": 0.6, "b": 0.4})
+            status = await show(world)
+            assert (status.adaptive.decided, status.adaptive.reported) == (0, 31)
+        finally:
+            hung.go_on.set()
+        await decided(world, 20)
+
+    scenario(body, tmp_path, settings(rule))
+
+
+def test_ranks_that_report_nothing_leave_the_weights_as_they_are(tmp_path):
+    """As clients of before this was there."""
+
+    async def body(world: World) -> None:
+        session = await started(world)
+        await world.plans(session, 0, 50)
+        status = await show(world)
+        assert (status.adaptive.ranks, status.adaptive.expected, status.adaptive.next) == (0, 2, EVERY)
+        assert dict(status.weights) == EVEN
+        assert not any(carried(record) for record in read_records(world.store))
+
+    scenario(body, tmp_path, settings())
 
 
 def test_turned_off_weights_stay_and_reports_are_left_aside(tmp_path):
