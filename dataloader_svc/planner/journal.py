@@ -23,6 +23,7 @@ from dataloader_svc.planner.history import branched_from, read_changes, read_los
 from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.requests import Requests, has_news, read_masked, read_requests
+from dataloader_svc.planner.retention import Retention, past_changes, superseded_factors
 from dataloader_svc.planner.session import GENERATION_POINTER, SESSION_KEY, Generation, Session
 from dataloader_svc.planner.state import State
 from dataloader_svc.sample import BlockId, ProbeColumns, RowRef, SampleId
@@ -31,9 +32,6 @@ from dataloader_svc.store.incident_log import add_incidents
 from dataloader_svc.store.quarantine_log import Quarantined, add_quarantine, add_readmitted
 
 log = logging.getLogger(__name__)
-
-_REMOVED_AT_ONCE = 2048
-"""Records: a store that removes them lets others wait for so long."""
 
 
 class Journal:
@@ -45,7 +43,8 @@ class Journal:
         self._lease: Lease | None = None
         self._sessions = 0  # numbers given so far
         self._session_value: bytes | None = None
-        self._removed: set[int] = set()  # generations that are removed but for their last record
+        self._retention, self._truncating = Retention(store), asyncio.Lock()
+        self._next_factors = self._next_change = 0  # numbers of their next records
         self.generation: Generation | None = None
         self.requests = Requests()
         self.factors: tuple[Factors, ...] = ()  # of the generation, in order of step
@@ -147,25 +146,31 @@ class Journal:
 
     async def load_factors(self) -> None:
         """Take up the factors of the current generation."""
-        self.factors = await asyncio.to_thread(read_factors, self._store, self._current().number)
+        number = self._current().number
+        self.factors = await asyncio.to_thread(read_factors, self._store, number)
+        self._next_factors = await asyncio.to_thread(_next_number, self._store, factors_log(number))
 
     async def append_factors(self, factors: Factors) -> None:
         """Let them hold, from a step that nobody has seen yet."""
         name, fence = factors_log(self._current().number), self._held().token
-        number, value = len(self.factors), factors.to_json()
+        number, value = self._next_factors, factors.to_json()
         await asyncio.to_thread(self._store.append, name, number, value, fence=fence)
         faultpoint.point("planner.factors_written")
+        self._next_factors = number + 1
         self.factors = (*self.factors, factors)
 
     async def load_changes(self) -> None:
         """Take up the changes of the mixture in the current generation."""
-        self.changes = await asyncio.to_thread(read_changes, self._store, self._current())
+        generation = self._current()
+        self.changes = await asyncio.to_thread(read_changes, self._store, generation)
+        self._next_change = await asyncio.to_thread(_next_number, self._store, generation.mixture_log)
 
     async def append_change(self, change: Change) -> None:
         """Let it count, from a step that nobody has seen yet."""
         generation, fence = self._current(), self._held().token
-        number, value = len(self.changes) - len(generation.changes), json.dumps(change.to_json()).encode()
+        number, value = self._next_change, json.dumps(change.to_json()).encode()
         await asyncio.to_thread(self._store.append, generation.mixture_log, number, value, fence=fence)
+        self._next_change = number + 1
         self.changes = (*self.changes, change)
 
     async def load_losses(self) -> list[LossesRequest]:
@@ -229,25 +234,32 @@ class Journal:
         await asyncio.to_thread(write)
 
     async def truncate(self, before: int) -> None:
-        """Remove the records of steps before `before`, of this generation and of those before it."""
-        current, fence = self._current().number, self._held().token
+        """Remove what no step from `before` on needs, of this generation and of those before it."""
+        async with self._truncating:
+            generation, fence = self._current(), self._held().token
+            await asyncio.to_thread(self._retention.remove, generation, before, fence)
+            await self._truncate_factors(generation, before, fence)
+            await self._truncate_changes(generation, before, fence)
 
-        def remove() -> None:
-            for number in range(current, 0, -1):
-                if number in self._removed:
-                    continue
-                log_name = f"plan/{number}"
-                rows = self._store.read(log_name, 0, 1)
-                for up_to in range(rows[0][0] + _REMOVED_AT_ONCE, before, _REMOVED_AT_ONCE) if rows else ():
-                    self._store.truncate(log_name, up_to, fence=fence)
-                    faultpoint.point("planner.truncated")
-                self._store.truncate(log_name, before, fence=fence)
-                faultpoint.point("planner.truncated")
-                last = self._store.last(log_name)
-                if number < current and (last is None or last[0] < before):
-                    self._removed.add(number)  # one record is left of it, for ever
+    async def _truncate_factors(self, generation: Generation, before: int, fence: int) -> None:
+        spent = superseded_factors(self.factors, before)
+        if spent and self.generation is generation:
+            name, first = factors_log(generation.number), self._next_factors - len(self.factors) + spent
+            await asyncio.to_thread(self._store.truncate, name, first, fence=fence)
+            faultpoint.point("planner.factors_truncated")
+            if self.generation is generation:
+                self.factors = self.factors[spent:]
 
-        await asyncio.to_thread(remove)
+    async def _truncate_changes(self, generation: Generation, before: int, fence: int) -> None:
+        told = len(generation.changes)  # when it began: in its entry
+        own = self.changes[told:]
+        past = past_changes(own, before)
+        if past and self.generation is generation:
+            first = self._next_change - len(own) + past
+            await asyncio.to_thread(self._store.truncate, generation.mixture_log, first, fence=fence)
+            faultpoint.point("planner.changes_truncated")
+            if self.generation is generation:
+                self.changes = (*generation.changes, *self.changes[told + past :])
 
     async def note(self, columns: ProbeColumns) -> None:
         """List the incidents of a block: it is used all the same. Safe to repeat."""
@@ -284,6 +296,7 @@ class Journal:
             raise NotLeader("another planner has begun a generation")
         faultpoint.point("planner.generation_begun")
         self.generation, self.factors, self.changes = generation, (), changes
+        self._next_factors = self._next_change = 0
         self._losses, self._losses_doubtful = [], False
         log.info("planner: generation %d from step %d: %s", number, base.step, reason)
         return generation
@@ -306,3 +319,9 @@ class Journal:
 
 def _last_step(request: LossesRequest) -> int:
     return max((int(report.step) for report in request.steps), default=-1)
+
+
+def _next_number(store: Store, name: str) -> int:
+    """Of the next record of a log that is numbered from 0, of which the first may be gone."""
+    last = store.last(name)
+    return 0 if last is None else last[0] + 1

@@ -21,7 +21,8 @@ from dataloader_svc.planner.place import MeshSize
 from dataloader_svc.planner.skip import Skip
 from dataloader_svc.planner.state import State
 
-GENERATION_POINTER = "generation/current"
+GENERATION_PREFIX = "generation/"
+GENERATION_POINTER = f"{GENERATION_PREFIX}current"
 SESSION_KEY = "session"
 
 
@@ -45,7 +46,12 @@ class Generation:
     @property
     def log(self) -> str:
         """Name of its plan log."""
-        return f"plan/{self.number}"
+        return self.log_of(self.number)
+
+    @staticmethod
+    def log_of(number: int) -> str:
+        """Name of the plan log of a generation."""
+        return f"plan/{number}"
 
     @property
     def mixture_log(self) -> str:
@@ -60,7 +66,7 @@ class Generation:
     @staticmethod
     def key(number: int) -> str:
         """Of its entry in the store."""
-        return f"generation/{number:08d}"
+        return f"{GENERATION_PREFIX}{number:08d}"
 
     def to_json(self) -> bytes:
         values = {

@@ -75,6 +75,10 @@ class Store(Protocol):
         """
         ...
 
+    def remove(self, log: str, *, fence: int | None) -> None:
+        """Remove a whole log: one of that name begins anew. Fine when repeated, and where there is none."""
+        ...
+
     def get(self, key: str) -> bytes | None:
         """The value, or None where there is none or it has expired."""
         ...

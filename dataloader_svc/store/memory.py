@@ -64,6 +64,12 @@ class MemoryStore:
             for seq in [seq for seq in records if seq < min(before, max(records))]:
                 del records[seq]
 
+    def remove(self, log: str, *, fence: int | None) -> None:
+        check_key(log)
+        with self._atomic():
+            self._check_fence(fence)
+            self._logs.pop(log, None)
+
     def get(self, key: str) -> bytes | None:
         check_key(key)
         with self._atomic():

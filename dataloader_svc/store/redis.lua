@@ -139,6 +139,15 @@ function writes.truncate(fence, before)
   return {'ok'}
 end
 
+-- {'ok'} or {'stale'}
+function writes.remove(fence)
+  if stale(fence) then
+    return {'stale'}
+  end
+  redis.call('DEL', LOG)
+  return {'ok'}
+end
+
 function writes.put(key, data, ttl)
   sweep()
   set(key, data, tonumber(ttl))

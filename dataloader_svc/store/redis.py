@@ -110,6 +110,11 @@ class RedisStore:
         if answer == b"stale":
             raise _not_leader(fence)
 
+    def remove(self, log: str, *, fence: int | None) -> None:
+        answer, *_ = self._write("remove", _token(fence), log=check_key(log))
+        if answer == b"stale":
+            raise _not_leader(fence)
+
     def get(self, key: str) -> bytes | None:
         found = self._read("get", check_key(key))
         return None if found is None else self._opened(entry_place(key), found)

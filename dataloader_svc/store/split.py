@@ -42,6 +42,9 @@ class SplitStore:
     def truncate(self, log: str, before: int, *, fence: int | None) -> None:
         self._store.truncate(self._own(log), before, fence=fence)
 
+    def remove(self, log: str, *, fence: int | None) -> None:
+        self._store.remove(self._own(log), fence=fence)
+
     def get(self, key: str) -> bytes | None:
         return self._store.get(self._own(key))
 

@@ -50,6 +50,7 @@ LOG_LAST = "SELECT seq, crc, record FROM log WHERE name = ? ORDER BY seq DESC LI
 LOG_LAST_SEQ = "SELECT max(seq) FROM log WHERE name = ?"
 LOG_READ = "SELECT seq, crc, record FROM log WHERE name = ? AND seq >= ? ORDER BY seq LIMIT ?"
 LOG_TRUNCATE = "DELETE FROM log WHERE name = ? AND seq < min(?, (SELECT max(seq) FROM log WHERE name = ?))"
+LOG_REMOVE = "DELETE FROM log WHERE name = ?"
 LOG_ADD = "INSERT INTO log (name, seq, crc, record) VALUES (?, ?, ?, ?)"
 ENTRY_GET = "SELECT crc, value FROM entry WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)"
 ENTRY_RANGE = """SELECT key, crc, value FROM entry
@@ -124,6 +125,13 @@ class SqliteStore:
             _check_fence(db, fence)
             db.execute(LOG_TRUNCATE, (log, before, log))
             faultpoint.point("store.truncate_written")
+
+    def remove(self, log: str, *, fence: int | None) -> None:
+        check_key(log)
+        with self._write() as db:
+            _check_fence(db, fence)
+            db.execute(LOG_REMOVE, (log,))
+            faultpoint.point("store.remove_written")
 
     def get(self, key: str) -> bytes | None:
         check_key(key)

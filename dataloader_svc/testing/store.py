@@ -126,6 +126,18 @@ class StoreContract(ABC):
         store.append(LOG, 4, b"r4", fence=None)
         assert [seq for seq, _ in store.read(LOG, 0, 20)] == [3, 4]
 
+    def test_a_log_that_is_removed_begins_anew(self, store: Store) -> None:
+        store.remove(LOG, fence=None)
+        for log in (LOG, f"{LOG}0"):
+            for seq in range(4, 7):
+                store.append(log, seq, b"r%d" % seq, fence=None)
+        for _ in range(2):
+            store.remove(LOG, fence=None)
+        assert (store.read(LOG, 0, 20), store.last(LOG)) == ([], None)
+        assert len(store.read(f"{LOG}0", 0, 20)) == 3
+        store.append(LOG, 2, b"other", fence=None)
+        assert store.read(LOG, 0, 20) == [(2, b"other")]
+
     def test_a_stale_token_removes_nothing(self, store: Store, clock: FakeClock) -> None:
         old = store.acquire("leader", "a", 10)
         assert old is not None
@@ -136,9 +148,13 @@ class StoreContract(ABC):
         assert new is not None
         with pytest.raises(NotLeader):
             store.truncate(LOG, 3, fence=old.token)
+        with pytest.raises(NotLeader):
+            store.remove(LOG, fence=old.token)
         assert len(store.read(LOG, 0, 20)) == 4
         store.truncate(LOG, 3, fence=new.token)
         assert store.read(LOG, 0, 20) == [(3, b"r")]
+        store.remove(LOG, fence=new.token)
+        assert store.read(LOG, 0, 20) == []
 
     # --- entries
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from dataloader_client import Coords, DataServiceLoader, Mesh
+from dataloader_svc.config.load import load_config
+from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.sample import keyed_rng
+from dataloader_svc.store import open_store
 from reading import Fingerprint, Reader, assert_equal, fingerprint, take_step
 from real_job import job_values, run_cli, serve, write_config
 
@@ -144,6 +147,41 @@ def test_killed_while_records_are_removed(
     gone = run_cli("explain", config, "--step", ROUND - 1)
     assert gone.returncode == 4
     assert "is not in the plan log any more" in gone.stderr
+
+
+def test_killed_while_a_generation_and_changes_are_removed(
+    data: Path, tmp_path: Path, reference: dict[tuple[Mesh, int], Reader]
+) -> None:
+    """The trainer goes back once, and asks for the weights that hold more often than changes are kept."""
+    config = write_config(tmp_path / "job.yaml", job_values(data, planner={"keep": 0}))
+    marks = tmp_path / "fired"
+    marks.mkdir()
+    faults = [
+        *("planner.log_removed:kill:2", "store.remove_written:kill:4"),
+        *("planner.generation_removed:kill:1", "planner.changes_truncated:kill:1"),
+    ]
+    environment = {"DATALOADER_FAULT": ",".join(faults), "DATALOADER_FAULT_DIR": str(marks)}
+    found = {}
+    with serve(config, **environment) as served, DataServiceLoader(served.address, mesh=Mesh()) as loader:
+        for step in range(ROUND):
+            found[step] = fingerprint(take_step(loader))
+            if step == ROUND // 2:
+                state = loader.state_dict()
+        loader.load_state_dict(state)
+        loader.skip(20 * ROUND, 20 * ROUND + 1, "of a step that nobody comes to: a generation begins")
+        for step in range(ROUND // 2 + 1, 4 * ROUND):
+            found[step] = fingerprint(take_step(loader))
+            for _ in range(3):
+                loader.set_mixture({"notes": 0.4, "pages": 0.4, "photos": 0.2})
+            loader.commit()
+    assert {path.name for path in marks.iterdir()} == {fault.replace(":", "_") for fault in faults}
+    assert_equal(found, reference[Mesh(), 0].steps)
+    spec = job_spec(load_config(config), tmp_path, "127.0.0.1:0")
+    with closing(open_store(spec.store, spec.base_dir)) as store:
+        assert set(store.items("generation/")) == {"generation/current", "generation/00000002"}
+        assert all(store.last(f"{log}/1") is None for log in ("plan", "mixture"))
+        assert len(store.read("plan/2", 0, 100)) <= 2 + 4 + 1  # what is planned ahead
+        assert 64 <= len(store.read("mixture/2", 0, 200)) < 3 * 3 * ROUND
 
 
 def test_all_roles_at_once_with_two_ranks(config: Path, reference: dict[tuple[Mesh, int], Reader]) -> None:

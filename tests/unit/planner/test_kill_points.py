@@ -14,7 +14,7 @@ from dataloader_svc.testing.scripted_loader import ScriptedSources
 
 from .planner_world import World, config, scenario
 
-WRITES = ("append", "put", "put_many", "compare_and_set", "delete", "truncate")
+WRITES = ("append", "put", "put_many", "compare_and_set", "delete", "truncate", "remove")
 LENGTHS = [8, 5, 3, 7] * 40
 SOURCES = ScriptedSources.of_lengths({"a": [8, 0, *LENGTHS[2:30], 0, *LENGTHS], "b": [9, 2] * 80}, block=7)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from dataloader_client import methods
@@ -9,7 +11,12 @@ from dataloader_client._pb import common_pb2, control_service_pb2, plan_pb2
 from dataloader_svc.cli.plan_log import PlanLog
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import SessionSuperseded, StateError, StoreError
+from dataloader_svc.planner import retention
+from dataloader_svc.planner.calibration import Factors
 from dataloader_svc.planner.history import current_generation, lineage
+from dataloader_svc.planner.session import Generation
+from dataloader_svc.sample import SampleId
+from dataloader_svc.store.quarantine_log import add_readmitted
 
 from .planner_world import LIMIT_S, World, config, scenario
 
@@ -133,20 +140,115 @@ def test_the_log_of_a_long_job_stays_as_long_as_it_was(tmp_path):
     scenario(body, tmp_path, keeping(5))
 
 
-def test_earlier_generations_go_too_and_the_history_is_still_known(tmp_path):
+async def branched(world: World) -> int:
+    """A session in a second generation, which goes on from step 6 of the first, up to step 20."""
+    session = (await started(world, dp=1)).session
+    plans = await world.plans(session, 0, 9)
+    await world.stop()
+    await world.start(config(planner={"ahead": 2, "keep": 0}, last_batch="drop"))
+    joined = await world.join(dp=1, state=plans[5].record.state_json)
+    assert [part.generation.number for part in lineage(world.store)] == [2, 1]
+    await world.plans(joined.session, 6, 20)
+    return joined.session
+
+
+def test_an_earlier_generation_stays_while_a_step_of_it_does(tmp_path):
     async def body(world: World) -> None:
-        session = (await started(world, dp=1)).session
-        plans = await world.plans(session, 0, 9)
-        await world.stop()
-        await world.start(config(planner={"ahead": 2, "keep": 0}, last_batch="drop"))
-        joined = await world.join(dp=1, state=plans[5].record.state_json)
-        assert [part.generation.number for part in lineage(world.store)] == [2, 1]
-        await world.plans(joined.session, 6, 20)
-        await commit(world, joined.session, 20)
-        assert (steps(world, 1), steps(world, 2)) == ([9], [19, 20])
+        session = await branched(world)
+        await commit(world, session, 8)
+        assert (steps(world, 1), steps(world, 2)) == ([7, 8, 9], list(range(7, 21)))
         parts = lineage(world.store)
         assert [(part.generation.number, part.first, part.stop) for part in parts] == [(2, 6, 21), (1, 0, 6)]
-        assert PlanLog.of(world.store).kept == 19
+
+    scenario(body, tmp_path, keeping(0))
+
+
+def test_of_an_earlier_generation_that_no_kept_step_is_of_nothing_is_left(tmp_path):
+    async def body(world: World) -> None:
+        session = await branched(world)
+        for log in ("mixture/1", "factors/1", "losses/1"):
+            world.store.append(log, 0, b"{}", fence=None)
+        await commit(world, session, 20)
+        assert (steps(world, 1), steps(world, 2)) == ([], [19, 20])
+        assert [world.store.last(log) for log in ("mixture/1", "factors/1", "losses/1")] == [None] * 3
+        assert set(world.store.items("generation/")) == {"generation/current", Generation.key(2)}
+        (part,) = lineage(world.store)
+        assert (part.generation.number, part.first, part.stop) == (2, 6, 21)
+        log = PlanLog.of(world.store)
+        assert (log.kept, log.begins[0]) == (19, 20)
+        assert log.words().startswith("it has steps 19 to 20; those before were removed after the trainers")
+        # The job goes on, from now and from long ago.
+        await world.stop()
+        await world.start()
+        joined = await world.join(dp=1, state=log.read(20, 32)[1].state_json)
+        assert (current_generation(world.store).number, joined.start_step) == (2, 21)
+        assert [plan.step for plan in await world.plans(joined.session, 21, 22)] == [21, 22]
+        await world.join(dp=1)
+        assert current_generation(world.store).number == 3
+        assert current_generation(world.store).origin == 0
+
+    scenario(body, tmp_path, keeping(0))
+
+
+def test_a_generation_that_a_readmission_is_of_stays_with_those_after_it(tmp_path):
+    async def body(world: World) -> None:
+        session = await branched(world)
+        add_readmitted(world.store, [SampleId("a", 0, 3)], 1, 4)
+        await commit(world, session, 20)
+        assert [part.generation.number for part in lineage(world.store)] == [2, 1]
+        assert (steps(world, 1), steps(world, 2)) == ([9], [19, 20])
+
+    scenario(body, tmp_path, keeping(0))
+
+
+def test_changes_and_factors_go_when_no_kept_step_needs_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(retention, "_KEPT_CHANGES", 2)
+
+    async def change(world: World, number: int) -> None:
+        asked = control_service_pb2.MixtureChange(
+            id=f"change {number}", weights={"a": 1.0, "b": 1.0 + number}
+        )
+        await world.peer.call(methods.SET_MIXTURE, asked, timeout_s=LIMIT_S)
+
+    async def body(world: World) -> None:
+        session = (await started(world, dp=1)).session
+        for number in range(6):
+            await world.plans(session, 5 * number, 5 * number + 3)
+            await change(world, number)
+        journal = world.planner._journal
+        for step in (2, 9, 15, 27):
+            await journal.append_factors(Factors(step, (1.0, float(step)), 0.1))
+        expected = await world.plans(session, 25, 32)
+        await commit(world, session, 25)
+        ids = [made.id for made in journal.changes]
+        assert ids == [f"change {number}" for number in range(4, 6)]
+        assert [seq for seq, _ in world.store.read("mixture/1", 0, 10)] == [4, 5]
+        assert [factors.from_step for factors in journal.factors] == [15, 27]
+        assert [seq for seq, _ in world.store.read("factors/1", 0, 10)] == [2, 3]
+
+        # Another planner knows the same, and goes on numbering.
+        await world.stop()
+        await world.start()
+        journal = world.planner._journal
+        assert [made.id for made in journal.changes] == ids
+        joined = await world.join(dp=1, state=expected[-1].record.state_json)
+        assert current_generation(world.store).number == 1
+        await world.plans(joined.session, 33, 34)
+        await change(world, 6)
+        await journal.append_factors(Factors(40, (), 0.0))
+        assert [seq for seq, _ in world.store.read("mixture/1", 0, 10)] == [4, 5, 6]
+        # One was added by the planner that does not calibrate any more, when it started.
+        assert [seq for seq, _ in world.store.read("factors/1", 0, 10)] == [2, 3, 4, 5]
+
+    scenario(body, tmp_path, keeping(0))
+
+
+def test_ranks_may_commit_at_once(tmp_path):
+    async def body(world: World) -> None:
+        session = await branched(world)
+        answers = await asyncio.gather(*(commit(world, session, step) for step in (20, 18, 20, 19)))
+        assert {answer.committed for answer in answers} == {20}
+        assert set(world.store.items("generation/")) == {"generation/current", Generation.key(2)}
 
     scenario(body, tmp_path, keeping(0))
 
