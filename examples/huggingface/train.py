@@ -8,6 +8,7 @@ Also under torchrun, where each rank reads its own part. Needs transformers and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments, set_seed
@@ -37,6 +38,9 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, required=True)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=1, help="of a step, on a rank")
+    parser.add_argument(
+        "--evaluate", action="store_true", help="every second step, on the job's `evaluation`"
+    )
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     set_seed(17)
@@ -48,16 +52,24 @@ def main() -> None:
         lr_scheduler_type="constant",
         logging_steps=1,
         save_steps=2,
+        eval_strategy="steps" if args.evaluate else "no",
+        eval_steps=2,
         use_cpu=args.cpu,
         report_to="none",
         disable_tqdm=True,
     )
-    with DataServiceLoader(args.address) as loader:
-        trainer = ServiceTrainer(tiny_llama(args.vocab_size), arguments, loader=loader)
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(DataServiceLoader(args.address))
+        held_out = None
+        if args.evaluate:
+            held_out = stack.enter_context(DataServiceLoader(args.address, split="eval"))
+        model = tiny_llama(args.vocab_size)
+        trainer = ServiceTrainer(model, arguments, loader=loader, eval_loader=held_out)
         trainer.train(resume_from_checkpoint=get_last_checkpoint(args.out))
         if trainer.is_world_process_zero():
-            losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
-            print(json.dumps(losses))
+            log = trainer.state.log_history
+            for name in ("eval_loss", "loss"):
+                print(json.dumps({entry["step"]: entry[name] for entry in log if name in entry}))
 
 
 if __name__ == "__main__":

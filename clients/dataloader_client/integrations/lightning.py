@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from dataloader_client.batch import Batch
 from dataloader_client.device import RankLoader
 from dataloader_client.errors import DataServiceError, MeshMismatchError
+from dataloader_client.mesh import Mesh
 
 
 def step_loss(losses: torch.Tensor, batch: Batch, ranks: int) -> torch.Tensor:
@@ -62,7 +63,16 @@ class ServiceData(Callback):  # type: ignore[misc]  # has no types for us
 
     def on_fit_start(self, trainer: Trainer, _module: LightningModule) -> None:
         """Refuse a mesh that is not the trainer's."""
-        mesh = self.loader.mesh
+        self._check_mesh(trainer, self.loader.mesh)
+
+    def on_validation_start(self, trainer: Trainer, _module: LightningModule) -> None:
+        """The same of loaders with `split="eval"` among the `val_dataloaders`."""
+        given = trainer.val_dataloaders
+        for loader in given if isinstance(given, list | tuple) else [given]:
+            if (mesh := getattr(loader, "mesh", None)) is not None:
+                self._check_mesh(trainer, mesh)
+
+    def _check_mesh(self, trainer: Trainer, mesh: Mesh) -> None:
         if mesh.dp != trainer.world_size:
             raise MeshMismatchError(
                 f"Trainer has {trainer.world_size} ranks and the loader {mesh}: ServiceData takes dp alone; "

@@ -55,6 +55,8 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
              dispatched: its ranks are those of the service
     inputs   from a batch to the model's arguments; `causal_lm_inputs` by default. The model is called
              without labels and returns `logits`, (1, T, V) or (B, L, V), or a tuple that begins with them
+    eval_loader   one with `split="eval"`, on the same mesh, instead of an `eval_dataset`: `evaluate` then
+             reports the mean loss over all that it holds, weighted by `loss_weight`, the same on any ranks
 
     `gradient_accumulation_steps` is the number of microbatches of a step. The loss is the sum of
     `loss_weight` times cross entropy, divided by the `loss_weight_sum` of the step over all
@@ -71,10 +73,16 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
         *args: Any,
         loader: RankLoader,
         inputs: Callable[[Batch], dict[str, Any]] = causal_lm_inputs,
+        eval_loader: RankLoader | None = None,
         **others: Any,
     ) -> None:
+        if eval_loader is not None:
+            if others.get("eval_dataset") is not None:
+                raise ValueError("eval_dataset and eval_loader: give one of them")
+            others["eval_dataset"] = _Evaluated(eval_loader, self._arguments)
         super().__init__(*args, **others)
-        self.service_loader, self._inputs_of = loader, inputs
+        self.service_loader, self._inputs_of, self._eval_loader = loader, inputs, eval_loader
+        self._eval_sums: torch.Tensor | None = None  # of loss times weight, and of weight
         self.loss_is_scaled_for_ga = True  # by `compute_loss`
         self._check_settings()
         self.args.ignore_data_skip = True
@@ -91,6 +99,16 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
         if self.args.n_gpu > 1:
             raise ValueError(
                 f"{self.args.n_gpu} GPUs in one process would share a rank's batches: start one process a GPU"
+            )
+        if self._eval_loader is not None and self.compute_metrics is not None:
+            raise ValueError(
+                "compute_metrics is given predictions, which are not gathered for an eval_loader, whose "
+                "batches have no common shape: leave it out, or give an eval_dataset"
+            )
+        if self._eval_loader is not None and self._eval_loader.mesh != self.service_loader.mesh:
+            raise MeshMismatchError(
+                f"loader has {self.service_loader.mesh} and eval_loader {self._eval_loader.mesh}: make both "
+                "with the same mesh"
             )
         mesh, ranks = self.service_loader.mesh, self.accelerator.num_processes // self.get_tp_size()
         if self.get_cp_size() > 1 or self.get_sp_size() > 1 or mesh.cp > 1 or mesh.pp > 1:
@@ -149,6 +167,12 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
         """
         if "loss_weight_sum" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = self._summed_loss(model, inputs)
+        loss = loss * (self.service_loader.mesh.dp / inputs["loss_weight_sum"])
+        return (loss, outputs) if return_outputs else loss
+
+    def _summed_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+        """Of this microbatch: cross entropy times `loss_weight`; and what the model returned."""
         outputs = model(**{name: value for name, value in inputs.items() if name not in _OURS})
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         losses = functional.cross_entropy(
@@ -158,9 +182,50 @@ class ServiceTrainer(Trainer):  # type: ignore[misc]  # has no types for us
             label_smoothing=self.args.label_smoothing_factor,
             reduction="none",
         )
-        loss = (losses * inputs["loss_weight"].flatten()).sum()
-        loss = loss * (self.service_loader.mesh.dp / inputs["loss_weight_sum"])
-        return (loss, outputs) if return_outputs else loss
+        return (losses * inputs["loss_weight"].flatten()).sum(), outputs
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """`eval_loader` as it is; other data is `Trainer`'s."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        return dataset if isinstance(dataset, _Evaluated) else super().get_eval_dataloader(eval_dataset)
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        """Of an `eval_loader`: the loss is kept, to be weighted at the end, and no prediction is."""
+        if "loss_weight_sum" not in inputs:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, _ = self._summed_loss(model, inputs)
+        sums = torch.stack([loss.double(), inputs["loss_weight"].double().sum()])
+        self._eval_sums = sums if self._eval_sums is None else self._eval_sums + sums
+        return loss, None, None
+
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **others: Any
+    ) -> Any:
+        """`Trainer`'s, whose mean over batches gives way to that over tokens where they are the service's."""
+        self._eval_sums = None
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **others)
+        if isinstance(dataloader, _Evaluated) and self._eval_sums is not None:
+            loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()
+            output.metrics[f"{metric_key_prefix}_loss"] = loss / weight
+        return output
+
+
+class _Evaluated:
+    """What an `eval_loader` holds, as arguments; begun anew each time, as the loader is."""
+
+    def __init__(self, loader: RankLoader, arguments: Callable[[Batch], dict[str, Any]]) -> None:
+        self._loader, self._arguments = loader, arguments
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self._arguments, self._loader)
 
 
 class _DataState(TrainerCallback):  # type: ignore[misc]  # has no types for us
