@@ -155,7 +155,8 @@ def _drawn(rules: Rules, state: State, draw: Draw) -> _Pool:
     holds = np.zeros(len(pieces), np.bool_)
     if rules.wait is not None and rules.num_sequences is not None and not ended:
         costs, mean = rules.llm_cost.of_documents(pieces.length), rules.size // rules.num_sequences
-        holds = held(rules.wait, pieces.length, age, costs, rules.num_sequences, mean)
+        longest = rules.sequence_length
+        holds = held(rules.wait, pieces.length, age, costs, rules.num_sequences, mean, longest)
     return _Pool(pieces, age, sources, tuple(skipped), draw.largest, ended, holds)
 
 

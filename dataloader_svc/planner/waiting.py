@@ -23,16 +23,19 @@ from dataloader_svc.planner.state import State
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How outliers wait: at most `max_age` steps; they cost more than an equal share by `tolerance` of it."""
+    """How outliers wait: at most `max_age` steps; they cost more than an equal share by `tolerance` of it,
+    and go once they have waited enough for what they cost the step, by `patience`.
+    """
 
     max_age: int
     tolerance: float
+    patience: float
 
     @classmethod
     def of(cls, strategy: Strategy) -> Self | None:
         """None where the strategy is strict."""
         wait = strategy.waiting
-        return None if wait is None else cls(wait.max_age, wait.tolerance)
+        return None if wait is None else cls(wait.max_age, wait.tolerance, wait.patience)
 
 
 def held(
@@ -42,8 +45,10 @@ def held(
     costs: NDArray[np.float64],
     num_sequences: int,
     mean_length: int,
+    longest: int,
 ) -> NDArray[np.bool_]:
-    """Which pieces wait on, bool (n,), of those for a step of `num_sequences` of `mean_length` tokens.
+    """Which pieces wait on, bool (n,), of those for a step of `num_sequences` of `mean_length` tokens, and of
+    `longest` at most.
 
     length, age  int64 (n,); costs  float64 (n,), of the language model
     """
@@ -53,7 +58,9 @@ def held(
         costs,
         num_sequences,
         max(mean_length, 1),
+        longest=longest,
         tolerance=wait.tolerance,
+        patience=wait.patience,
         max_age=wait.max_age,
     )
 

@@ -174,7 +174,7 @@ def waiting(path: Path, per_rank: int = 8, max_age: int = 128, steps: int = 140,
         while lacking > 0:
             keys = np.append(queue, np.arange(at, at + new))
             age = np.append(waited, np.zeros(new, np.int64))
-            held = outliers(tokens[keys], age, llm[keys], RANKS, mean_length, tolerance=0.1, max_age=max_age)
+            held = outliers(tokens[keys], age, llm[keys], RANKS, mean_length, max_age=max_age)
             lacking = count - int(np.count_nonzero(~held))
             new += max(lacking, 0)
         at += new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +36,15 @@ def variable(
     `best_fit`, and where it places as many, its dearest sequence costs no more.
     """
     task = Task.checked(lengths, num_sequences, capacity, priority, costs, limits)
+    first = task.urgency > task.urgency.min(initial=0)
+    if first.any():  # by one priority after the other, sequences can't be as level
+        result = _packed(replace(task, urgency=np.zeros_like(task.urgency)))
+        if (result[first] >= 0).all() and _judged(task, result) <= _judged(task, filled(task)):
+            return result
+    return _packed(task)
+
+
+def _packed(task: Task) -> NDArray[np.int32]:
     best = filled(task)
     value = _judged(task, best)
     for way in _WAYS if len(task.sizes) <= _TRY_ALL_UP_TO else _WAYS[:1]:

@@ -3,9 +3,11 @@ makes its step late, unless the other sequences of that step are as dear.
 
 The published form (WLB-LLM, arXiv 2503.17924, section 4.2) has queues with fixed thresholds, and empties one
 when it holds a document for each sequence. Here there are no thresholds. Outliers stand in one line by cost,
-and of all runs of neighbours in it that keep the step level, the one goes that has waited most. So like goes
-with like, whatever the lengths are, and a run may be shorter than the sequences where the rest of the step is
-dear enough. It never takes more than the step holds.
+and of all runs of neighbours in it the one goes for which waiting on would be dearest: the tokens times steps
+that it has waited, less `patience` times the share of the step's time that it would cost, as the step is not
+level with it. So like goes with like, whatever the lengths are, and a run may be shorter than the sequences
+where the rest of the step is dear enough, or where it has waited too long. It never takes more than the step
+holds.
 
 What waits is the whole state: lengths and ages, which a planner has anyway. Strict users, whose steps must
 have the samples that they have, can't use this; cutting the document is the other remedy.
@@ -23,9 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 from dataloader_balancers.pack.pieces import LARGEST, Floats, Ints, prices, whole, within
 from dataloader_balancers.pack.variable import variable
 
-TOLERANCE = 0.12
-"""Above an equal share: what is dearer waits; so far above the step's mean may a run's dearest piece be. More
-levels less and delays less; with 0.12 a long tail ends within 3 % of level at less than half a step.
+TOLERANCE = 0.02
+"""Above an equal share: what is dearer is an outlier, and waits. More levels less and delays less."""
+
+PATIENCE = 20.0
+"""Steps that a step's tokens may wait to spare its time: a run that would make its step 1 % longer goes once
+it has waited 0.2 steps for each token of a step. More levels more and delays more.
 """
 
 MAX_AGE = 32
@@ -42,12 +47,15 @@ def outliers(
     num_sequences: int,
     mean_length: int,
     *,
+    longest: int | None = None,
     tolerance: float = TOLERANCE,
+    patience: float = PATIENCE,
     max_age: int = MAX_AGE,
 ) -> NDArray[np.bool_]:
     """Which pieces should wait, bool (n,), of those at hand for a step of `num_sequences` of `mean_length`.
 
     lengths  int (n,), tokens; costs float (n,); ages int (n,), steps that each has waited
+    longest  tokens that a sequence holds at most, with what may stand in it beside an outlier; None: any
 
     Give what waits and a step's worth of new pieces; draw as many tokens more as are held. The mean delay of
     a token is about half the outliers' share of a sequence, whatever the number of sequences. Ties go to the
@@ -57,11 +65,19 @@ def outliers(
     within(sizes, 1, LARGEST, "tokens")
     waited = whole(ages, "ages", len(sizes))
     price = prices(costs, sizes)
-    if num_sequences < 1 or mean_length < 1 or not tolerance >= 0 or max_age < 0:
+    if (
+        num_sequences < 1
+        or mean_length < 1
+        or not tolerance >= 0
+        or not 0 <= patience < np.inf
+        or max_age < 0
+    ):
         raise ValueError(
-            f"need a sequence of one token, a tolerance and a max_age from 0; got {num_sequences} of "
-            f"{mean_length}, {tolerance}, {max_age}"
+            "need a sequence of one token, a tolerance, a patience and a max_age from 0; got "
+            f"{num_sequences} of {mean_length}, {tolerance}, {patience}, {max_age}"
         )
+    if longest is not None and longest < mean_length:
+        raise ValueError(f"sequences of {mean_length} tokens on average hold {longest} at most: too few")
     held = np.zeros(len(sizes), np.bool_)
     free = np.flatnonzero(waited < max_age)
     line = free[np.lexsort((-sizes[free], -price[free]))]
@@ -77,43 +93,61 @@ def outliers(
         room = num_sequences * mean_length - int(sizes[must].sum())
         # Cost of the step if it held none of the line.
         rest = float(rate[first]) * max(room, 0) + float(np.cumsum(np.append(0.0, price[must]))[-1])
-        run = _longest_waiting_run(
-            price[line], sizes[line], waited[line], num_sequences, rest, float(rate[first]), room, tolerance
+        run = _run_that_goes(
+            _Line(price[line], sizes[line], waited[line]),
+            _Rest(num_sequences, mean_length, longest, rest, float(rate[first]), room),
+            patience,
         )
         held[line[run]] = False
     return held
 
 
-def _longest_waiting_run(
-    cost: Floats,
-    tokens: Ints,
-    age: Ints,
-    num_sequences: int,
-    rest: float,
-    rate: float,
-    room: int,
-    tolerance: float,
-) -> slice:
-    """Of all runs of at most `num_sequences` neighbours: that of most tokens times steps, of those that leave
-    the step level: the run's dearest at most `tolerance` above the mean. `cost` falls.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """Outliers in line: cost, falling, tokens and age of each."""
+
+    cost: Floats
+    tokens: Ints
+    age: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A step without outliers: `cost` of all that is in it, `rate` of a token; it has `room` for so many."""
+
+    num_sequences: int
+    mean_length: int
+    longest: int | None
+    cost: float
+    rate: float
+    room: int
+
+
+def _run_that_goes(line: _Line, rest: _Rest, patience: float) -> slice:
+    """Of all runs of at most `num_sequences` neighbours that there is room for: the one that gains most, if
+    any does.
     """
-    count = len(cost)
-    sizes = np.arange(1, min(num_sequences, count) + 1)
+    count, most = len(line.cost), rest.num_sequences
+    sizes = np.arange(1, min(most, count) + 1)
     if count * len(sizes) > _MOST_RUNS:
         sizes = sizes[-1:]
     begin, size = (grid.reshape(-1) for grid in np.meshgrid(np.arange(count), sizes, indexing="ij"))
-    begin, end = begin[begin + size <= count], (begin + size)[begin + size <= count]
+    begin, size = begin[begin + size <= count], size[begin + size <= count]
     of_cost, of_tokens, of_waiting = (
-        np.append(0, np.cumsum(values)) for values in (cost, tokens, (age + 1) * tokens)
+        np.append(0, np.cumsum(values)) for values in (line.cost, line.tokens, (line.age + 1) * line.tokens)
     )
-    taken = of_tokens[end] - of_tokens[begin]
-    total = of_cost[end] - of_cost[begin] + rest - rate * taken
-    level = (cost[begin] * num_sequences <= (1 + tolerance) * total) & (taken <= room)
-    if not level.any():
-        return slice(0, 0)
-    worth = np.where(level, of_waiting[end] - of_waiting[begin], -1)
-    best = int(np.argmax(worth))
-    return slice(int(begin[best]), int(end[best]))
+    taken = of_tokens[begin + size] - of_tokens[begin]
+    cost = of_cost[begin + size] - of_cost[begin]
+    total = cost + rest.cost - rest.rate * taken
+    dearest = line.cost[begin]
+    if rest.longest is not None:  # what the other sequences have no room for stands beside outliers
+        beside = np.maximum(rest.room - taken - (most - size) * rest.longest, 0)
+        dearest = np.maximum(dearest, (cost + rest.rate * beside) / size)
+    late = np.maximum(dearest * most - total, 0.0)  # of the step, of which `total` is the time if level
+    waited = (of_waiting[begin + size] - of_waiting[begin]) / (most * rest.mean_length)
+    gain = np.where((taken <= rest.room) & (total > 0), waited * total - patience * late, 0.0)
+    best = int(np.argmax(np.divide(gain, total, out=np.zeros_like(gain), where=total > 0)))
+    return slice(int(begin[best]), int(begin[best] + size[best])) if gain[best] > 0 else slice(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +195,7 @@ def queued_step(
     *,
     more: bool = True,
     tolerance: float = TOLERANCE,
+    patience: float = PATIENCE,
     max_age: int = MAX_AGE,
 ) -> QueuedStep:
     """A step of what waits and of new pieces `keys` int (n,) of `lengths` int (n,): outliers wait for their
@@ -182,7 +217,13 @@ def queued_step(
     price = prices(cost(sizes), sizes)
     held = np.zeros(len(sizes), np.bool_)
     if more:
-        held = outliers(sizes, ages, price, num_sequences, mean_length, tolerance=tolerance, max_age=max_age)
+        held = outliers(
+            *(sizes, ages, price, num_sequences, mean_length),
+            longest=max(longest, mean_length),
+            tolerance=tolerance,
+            patience=patience,
+            max_age=max_age,
+        )
     free = np.flatnonzero(~held)
     sequence = variable(sizes[free], num_sequences, longest, ages[free], price[free])
     placed = free[sequence >= 0]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dataloader_balancers.pack.pieces import LARGEST
+from dataloader_balancers.pack.waiting import MAX_AGE, PATIENCE, TOLERANCE
 from dataloader_balancers.strategy import StepError
 from dataloader_svc.config.code_files import split_function
 from dataloader_svc.config.schema.model import Model
@@ -88,14 +89,22 @@ class Wait(Model):
     """How outliers wait in relaxed mode."""
 
     max_age: int = Field(
-        default=32, ge=1, description="Steps after which a document waits no longer, whatever it costs."
+        default=MAX_AGE, ge=1, description="Steps after which a document waits no longer, whatever it costs."
     )
     tolerance: float = Field(
-        default=0.12,
+        default=TOLERANCE,
         ge=0,
         le=10,
-        description="A document waits that costs more than an average sequence by this share, until so many "
-        "have come that its step is level to within the same share. More delays less and levels less.",
+        description="A document waits that costs more than an average sequence by this share. More delays "
+        "less and levels less.",
+    )
+    patience: float = Field(
+        default=PATIENCE,
+        ge=0,
+        le=1e6,
+        description="Steps that a step's tokens may wait to spare its time: with 20, documents that would "
+        "make a step 1 % longer go in it once they have waited 0.2 steps for each of its tokens. More levels "
+        "more and delays more.",
     )
 
 

@@ -56,12 +56,13 @@ def test_steps_are_level_and_a_token_waits_less_than_a_step():
         float(np.mean([spread(plan, rules) for plan in plans[mode]])) for mode in ("strict", "relaxed")
     )
     assert uneven > 1.15
-    assert level < 1.1
+    assert level < 1.04
     delays = [plan.metrics["delay_steps"] for plan in plans["relaxed"]]
-    assert 0 < np.mean(delays) <= 0.75
+    assert 0 < np.mean(delays) <= 0.65
     assert max(plan.metrics["delay_steps"] for plan in plans["strict"]) < 0.2
     tokens = [plan.pieces.tokens for plan in plans["relaxed"]]
-    assert min(tokens) >= 0.95 * max(tokens)  # what waits leaves no hole: as much more is drawn
+    assert min(tokens) >= 0.99 * rules.size  # what waits leaves no hole: as much more is drawn
+    assert max(tokens) <= 1.1 * rules.size
 
 
 def test_nothing_waits_longer_than_it_may():
