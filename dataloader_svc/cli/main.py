@@ -21,6 +21,8 @@ def main(argv: list[str] | None = None) -> None:
     """
     # `kill` ends a command as Ctrl-C does: processes stopped, temporary files removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Pydantic would look for plug-ins in every package that is installed, here and in each role. "" lets it.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         with uncollected():
             from dataloader_svc.cli.app import app

@@ -24,7 +24,6 @@ from dataloader_svc.media.worker_reader import WorkerReader
 from dataloader_svc.media.workers import Limits, WorkerPool
 from dataloader_svc.sample import SampleId, keyed_rng
 from dataloader_svc.transforms.base import AUDIO, IMAGE, MEDIA_KINDS, VIDEO
-from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.document import DocumentRule
 from dataloader_svc.transforms.pairs import PairRule
 from dataloader_svc.transforms.per_source import PictureCrop, Transform, TransformError, make_transforms
@@ -134,6 +133,8 @@ def sample_rule(
     vision, crop = _geometry(config, source, transforms)
     chat = None
     if source.is_chat:
+        from dataloader_svc.transforms.chat import ChatTemplate  # brings Jinja, which only chats need
+
         file = None if source.chat_template is None else base_dir / source.chat_template
         chat = ChatTemplate.load(file, tokenizer)
     return SampleRule(

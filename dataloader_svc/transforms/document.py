@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 from dataloader_svc.config.schema import Config, Source
 from dataloader_svc.errors import BadSample, Reason
 from dataloader_svc.transforms.base import MEDIA_KINDS, Documents, Part, RowColumns
-from dataloader_svc.transforms.chat import ChatTemplate
 from dataloader_svc.transforms.encode import Segments, differences, encode
 from dataloader_svc.transforms.placing import Cutter, Medium, ends_with, place_media
 from dataloader_svc.transforms.plain_text import NO_TOKENS, NO_UNICODE, assemble_plain, blank, text_problem
 from dataloader_svc.transforms.pretokenized import assemble_ids
 from dataloader_svc.transforms.slots import chat_slots
 from dataloader_svc.transforms.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from dataloader_svc.transforms.chat import ChatTemplate  # brings Jinja, which only chats need
 
 _TEXT, _CONTROL, _MEDIUM = 0, 1, 2
 
