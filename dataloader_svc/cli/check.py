@@ -29,6 +29,9 @@ from dataloader_svc.loader.agreement import Decision
 
 Reports = Mapping[str, SourceReport]
 
+_CLIENT_AHEAD = 4
+"""Steps that a client reads ahead, by default two, with those that it trains on and that it reports of."""
+
 _HEADER_THREADS = 2
 
 
@@ -247,6 +250,13 @@ def _job_notes(loaded: LoadedConfig, reports: Reports) -> Iterator[str]:
             f"storage: what is compressed expands to {_gib(total)} ({each}), and scratch_bytes is "
             f"{_gib(most)}: files will be expanded again and again while they are read; raise it, or store "
             "them uncompressed or as parquet"
+        )
+    adaptive, ahead = loaded.config.mixture.adaptive, loaded.config.planner.ahead + _CLIENT_AHEAD
+    if adaptive is not None and adaptive.lead < 2 * ahead:
+        yield (
+            f"mixture.adaptive: lead is {adaptive.lead}, and plans are made some {ahead} steps ahead "
+            f"(planner.ahead {loaded.config.planner.ahead}, and what clients read ahead): what a period decides "
+            f"will hold from whatever step is not planned then, not always the same; {2 * ahead} is enough"
         )
     loader = loaded.config.loader
     total, most = sum(report.block_bytes for report in reports.values()), loader.memory * loader.count

@@ -87,18 +87,32 @@ def learning_speed(
     smoothing: float = 0.1,
     kept: int = _KEPT_BY_SERVICE,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """The same as a `Rule`. Numbers are cut to six digits of a loss and whole targets: less of a state."""
+    """The same as a `Rule`. Numbers are cut to six digits of a loss and whole targets: less of a state.
+
+    Where the schedule brings in a source, it has no losses yet, and the weights stay until it has; of one
+    that has left it, what was seen is forgotten.
+    """
     return by_learning_speed(
         told.weights,
         {name: float(f"{loss:.6g}") for name, loss in told.losses.items()},
         {name: float(max(round(count), 1)) for name, count in told.targets.items()},
-        memory,
+        None if memory is None else _of_sources(memory, told),
         declared=told.declared,
         bounds=told.bounds,
         credit=credit,
         smoothing=smoothing,
         kept=kept,
     )
+
+
+def _of_sources(memory: Mapping[str, Any], told: Told) -> dict[str, Any]:
+    """The state with the sources that have a weight now."""
+    past, seen = memory["past"], memory["seen"]
+    return {
+        "version": memory.get("version"),
+        "past": {name: past.get(name, told.weights[name]) for name in told.declared},
+        "seen": {name: seen.get(name, []) for name in told.declared},
+    }
 
 
 def _opened(

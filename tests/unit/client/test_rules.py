@@ -73,6 +73,22 @@ def test_what_few_losses_tell_is_much_the_same():
     assert found[16] == pytest.approx(found[64], rel=0.02)
 
 
+def test_sources_come_and_go_with_the_schedule():
+    rule, memory = RULES["learning_speed"], None
+    for update in range(4):
+        losses = {name: value / (1 + update) for name, value in LOSSES.items()}
+        _, memory = updated(rule, told(losses=losses), memory, {})
+    two = {"books": 0.4, "poems": 0.6}
+    now = {"weights": two, "declared": two, "targets": dict.fromkeys(two, 9.0)}
+    for update in range(4):
+        losses = {"books": 1 / (5 + update), "poems": 5 / (1 + update)}
+        weights, memory = updated(rule, told(losses=losses, **now), memory, {})
+        assert (weights == pytest.approx(two)) == (update < 2), "poems has no law before its third loss"
+    assert {name: len(points) for name, points in memory["seen"].items()} == {"books": 8, "poems": 4}
+    with pytest.raises(ValueError, match="the state has version 9"):
+        updated(rule, told(), {**memory, "version": 9}, {})
+
+
 def test_options_are_known_by_name():
     assert option_names(RULES["excess_loss"]) == ("references", "rate", "smoothing")
     assert option_names(RULES["learning_speed"]) == ("credit", "smoothing", "kept")
