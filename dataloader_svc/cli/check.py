@@ -255,8 +255,9 @@ def _job_notes(loaded: LoadedConfig, reports: Reports) -> Iterator[str]:
     if adaptive is not None and adaptive.lead < 2 * ahead:
         yield (
             f"mixture.adaptive: lead is {adaptive.lead}, and plans are made some {ahead} steps ahead "
-            f"(planner.ahead {loaded.config.planner.ahead}, and what clients read ahead): what a period decides "
-            f"will hold from whatever step is not planned then, not always the same; {2 * ahead} is enough"
+            f"(planner.ahead {loaded.config.planner.ahead}, and what clients read ahead): what a period "
+            f"decides will hold from whatever step is not planned then, not always the same; {2 * ahead} is "
+            "enough"
         )
     loader = loaded.config.loader
     total, most = sum(report.block_bytes for report in reports.values()), loader.memory * loader.count
