@@ -32,6 +32,7 @@ from dataloader_client.checkpoint import Checkpoint
 from dataloader_client.control import Controls, Skip, following
 from dataloader_client.credentials import TLS, Credentials
 from dataloader_client.errors import DataServiceError, MeshMismatchError, VersionMismatchError
+from dataloader_client.failures import Closed
 from dataloader_client.feedback import Feedback
 from dataloader_client.forks import warn_of_fork_support
 from dataloader_client.habits import Habits, refuse
@@ -39,7 +40,7 @@ from dataloader_client.local import LocalService
 from dataloader_client.mesh import AXES, Coords, DeviceMesh, Mesh, resolve
 from dataloader_client.prefetch import Prefetch, start_read
 from dataloader_client.running import Running
-from dataloader_client.transport import Closed, Transport, coords_message
+from dataloader_client.transport import Transport, coords_message
 from dataloader_client.wire import Frame
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 
 from dataloader_client._pb import constructor_service_pb2
+from dataloader_client.failures import Closed
 from dataloader_client.mesh import Coords
-from dataloader_client.transport import Closed, PendingRead, Transport, coords_message
+from dataloader_client.transport import PendingRead, Transport, coords_message
 from dataloader_client.wire import Frame
 
 

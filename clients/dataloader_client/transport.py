@@ -1,9 +1,10 @@
-"""Join, read and leave over gRPC: idempotent calls, repeated while the service is away.
+"""Join, read and leave: idempotent calls, repeated while the service is away (`failures.py`).
 
 Everything here may be asked again at any time, so whatever is only "not there now" (a restarting role, a
 refused connection, no memory at the moment) is retried with growing pauses until the caller's time is up,
 and then becomes ServiceUnavailableError; whatever the service decided is raised at once. Blocking; safe from
-several threads. Knows nothing of the order of steps (`loader.py`) nor of what a frame holds (`batch.py`).
+several threads. All goes over gRPC, but reads over a line where the constructor is a process of this host
+(`direct.py`). Knows nothing of the order of steps (`loader.py`) nor of what a frame holds (`batch.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from grpc.experimental import ChannelOptions
@@ -23,37 +23,16 @@ from dataloader_client import methods, wire
 from dataloader_client._pb import common_pb2, constructor_service_pb2, plan_pb2
 from dataloader_client.codecs import installed
 from dataloader_client.credentials import Credentials
+from dataloader_client.direct import Direct, DirectCall
 from dataloader_client.errors import (
     AccessDeniedError,
     DataServiceError,
-    DataStoppedError,
-    MeshMismatchError,
-    MixtureError,
-    ServiceUnavailableError,
     SessionSupersededError,
-    StateMismatchError,
-    VersionMismatchError,
-    WireError,
 )
+from dataloader_client.failures import Retryable, Untrusted, retrying, translated
 from dataloader_client.link import Link
 from dataloader_client.mesh import AXES, Coords
 from dataloader_client.shared import Lease, SharedMemoryLost, Sharing
-
-Result = TypeVar("Result")
-
-_BY_NAME: dict[str, type[DataServiceError]] = {
-    "AccessDenied": AccessDeniedError,
-    "MeshError": MeshMismatchError,
-    "StateError": StateMismatchError,
-    "MixtureError": MixtureError,
-    "VersionError": VersionMismatchError,
-    "SessionSuperseded": SessionSupersededError,
-}
-
-_RETRYABLE_NAMES = frozenset({"PeerError", "Overloaded", "NotLeader"})
-_RETRYABLE_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 
 # A read that a restarting service took and lost is never answered, and nothing tells. It is asked again after
 # this time, doubled at every try so that a large step over a slow link comes through too.
@@ -72,18 +51,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # in ten to a restarted server left a stream that never ended, not even at its deadline.
     (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
-
-
-class Retryable(Exception):
-    """Not there now; `str` says what was heard."""
-
-
-class Untrusted(Retryable):
-    """The TLS handshake failed: final at first contact; later, certificates may just be changing."""
-
-
-class Closed(Exception):
-    """The transport was closed while somebody waited."""
 
 
 def channel_options(
@@ -105,7 +72,7 @@ class PendingRead:
     request: constructor_service_pb2.ReadRequest
     stop: threading.Event
     patience_s: float = _FIRST_PATIENCE_S
-    call: Any = None  # grpc's iterator of messages; its type is private
+    call: Any = None  # a DirectCall, or grpc's iterator of messages, whose type is private
     lease: Lease | None = None  # of what this try may be lent
 
     def cancel(self) -> None:
@@ -143,6 +110,7 @@ class Transport:
         self._job = self._split = ""  # that were joined
         self._channel = self._credentials.channel(address, channel_options(address))
         self._sharing = Sharing(wanted=shared)
+        self._direct = Direct() if self._credentials.tls is None else None
         self._lock = threading.Lock()  # of the two below: the prefetching thread may be redirected
         self._data_address = address
         self._data_channel = self._channel
@@ -153,7 +121,7 @@ class Transport:
     def join(self, request: plan_pb2.JoinRequest, *, timeout_s: float) -> plan_pb2.JoinResponse:
         """Take part; remembers where this rank's constructor is. Retried for `timeout_s`."""
         what = f"nobody answers at {self.address}"
-        response = _retrying(lambda left: self._first_join(request, left), timeout_s, self._closed, what)
+        response = retrying(lambda left: self._first_join(request, left), timeout_s, self._closed, what)
         self._joined = (request, response.session)
         self._job, self._split = response.job, response.split
         return response
@@ -170,7 +138,7 @@ class Transport:
             request_serializer=methods.JOIN.request.SerializeToString,
             response_deserializer=methods.JOIN.response.FromString,
         )
-        with _translated(self.address, self._closed):
+        with translated(self.address, self._closed):
             response: plan_pb2.JoinResponse = call(
                 request, timeout=timeout_s, metadata=self._metadata(request.job)
             )
@@ -184,6 +152,8 @@ class Transport:
         with self._lock:
             if address == self._data_address:
                 return
+            if self._direct is not None:
+                self._direct.heard("")  # another's line is no use
             before, self._data_address = self._data_channel, address
             self._data_channel = (
                 self._channel
@@ -214,35 +184,41 @@ class Transport:
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.response.FromString,
             )
-            with _translated(self.address, self._closed):
+            with translated(self.address, self._closed):
                 response: methods.Response = call(request, timeout=left_s, metadata=self._metadata())
             return response
 
-        return _retrying(attempt, timeout_s, self._closed, f"nobody answers at {self.address}")
+        return retrying(attempt, timeout_s, self._closed, f"nobody answers at {self.address}")
 
     def start_read(
         self, request: constructor_service_pb2.ReadRequest, stop: threading.Event | None = None
     ) -> PendingRead:
         """Ask for a step now; `finish_read` takes it in. `stop` ends the wait for it from another thread."""
         pending = PendingRead(request, stop or self._closed)
-        with _translated(self._data_address, pending.stop):
+        with translated(self._data_address, pending.stop):
             self._open(pending, self.timeout_s)
         return pending
 
     def _open(self, pending: PendingRead, timeout_s: float) -> None:
-        stub: Any = self._data_channel.unary_stream(
-            methods.READ.path, request_serializer=methods.READ.request.SerializeToString
-        )
         pending.abandon()
         pending.lease = lease = self._sharing.begin()
-        request = constructor_service_pb2.ReadRequest(
-            codecs=installed(), link_bytes_per_s=self._link.bytes_per_s, split=self._split
-        )
+        request = constructor_service_pb2.ReadRequest(split=self._split)
         if lease is not None:  # of this try alone: nobody knows what became of one before
             request.attachment, request.lease = lease.attachment.number, lease.number
         request.MergeFrom(pending.request)
-        pending.call = stub(request, timeout=min(timeout_s, pending.patience_s), metadata=self._metadata())
+        patience_s, metadata = min(timeout_s, pending.patience_s), self._metadata()
         pending.patience_s *= 2
+        if self._direct is not None:
+            asked = request.SerializeToString()
+            pending.call = self._direct.start(methods.READ.path, metadata, asked, patience_s)
+            if pending.call is not None:
+                return
+        request.codecs.extend(installed())
+        request.link_bytes_per_s = self._link.bytes_per_s
+        stub: Any = self._data_channel.unary_stream(
+            methods.READ.path, request_serializer=methods.READ.request.SerializeToString
+        )
+        pending.call = stub(request, timeout=patience_s, metadata=metadata)
 
     def finish_read(self, pending: PendingRead) -> wire.Frame:
         """The step's frame; asked for again while the service is away. Raises what the service raised."""
@@ -251,7 +227,7 @@ class Transport:
         def attempt(left_s: float) -> wire.Frame:
             nonlocal first
             again, first = not first, False
-            with _translated(self._data_address, pending.stop):
+            with translated(self._data_address, pending.stop):
                 if again:
                     self._find_again(left_s)
                     self._open(pending, left_s)
@@ -260,14 +236,17 @@ class Transport:
                 return self._take_in(pending)
 
         what = f"step {pending.request.step} does not come from {self.address}"
-        return _retrying(attempt, self.timeout_s, pending.stop, what)
+        return retrying(attempt, self.timeout_s, pending.stop, what)
 
     def _take_in(self, pending: PendingRead) -> wire.Frame:
         lease = pending.lease
         decoder = wire.Decoder(map_shared=None if lease is None else lease.map)
         try:
-            for message in self._link.watch(pending.call):
-                decoder.feed(message)
+            if isinstance(pending.call, DirectCall):
+                pending.call.take_in(decoder)
+            else:
+                for message in self._link.watch(pending.call):
+                    decoder.feed(message)
             frame = decoder.finish()
         except SharedMemoryLost as problem:
             assert lease is not None
@@ -277,6 +256,8 @@ class Transport:
         finally:
             pending.abandon()
         self._sharing.heard(frame.socket)
+        if self._direct is not None and not isinstance(pending.call, DirectCall):
+            self._direct.heard(frame.line)
         return frame
 
     def post(
@@ -319,79 +300,10 @@ class Transport:
     def close(self) -> None:
         """End what is in flight; whoever waits gets Closed. Idempotent."""
         self._closed.set()
+        if self._direct is not None:
+            self._direct.close()
         self._data_channel.close()
         self._channel.close()
-
-
-@contextlib.contextmanager
-def _translated(where: str, stop: threading.Event) -> Iterator[None]:
-    """GRPC's errors as ours or Retryable; any error at all as Closed once `stop` is set."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        if stop.is_set():
-            raise Closed from None
-        raise error_of(error, where) from None
-    except ValueError as error:  # gRPC's word for a closed channel
-        if stop.is_set():
-            raise Closed from None
-        raise Retryable(str(error)) from None
-
-
-def _retrying(
-    attempt: Callable[[float], Result], timeout_s: float, stop: threading.Event, what: str
-) -> Result:
-    """The first attempt that is not Retryable; each is given the seconds left of `timeout_s`."""
-    until = time.monotonic() + timeout_s
-    pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            return attempt(max(until - time.monotonic(), _FIRST_PAUSE_S))
-        except Retryable as problem:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise ServiceUnavailableError(
-                    f"{what}, for {timeout_s:g} s now (last heard: {problem}). Does `dataloader-svc serve` "
-                    "run, is this the address that it printed, and what does its log say?"
-                ) from None
-            if stop.wait(min(pause, left)):
-                raise Closed from None
-            pause = min(2 * pause, _LAST_PAUSE_S)
-
-
-def error_of(error: grpc.RpcError, where: str) -> Exception:
-    """What a failed call means to a trainer: one of our errors, or Retryable."""
-    assert isinstance(error, grpc.Call)
-    code, text = error.code(), error.details() or ""
-    metadata: Any = error.trailing_metadata() or ()
-    name = next((str(value) for key, value in metadata if key == methods.ERROR_KEY), "")
-    if not name and (refused := _handshake(text)):
-        return Untrusted(f"{where}: {refused}")
-    if name in _RETRYABLE_NAMES or (not name and code in _RETRYABLE_CODES):
-        if "failed to connect" in text and "Socket closed" in text:
-            text += " (so closes a service that wants TLS, or a certificate of the client: tls=)"
-        return Retryable(text or code.name)
-    if name:
-        return _BY_NAME.get(name, DataStoppedError)(text)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Retryable(f"{where} took the call and gave no answer in time")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return WireError(f"{where} is a gRPC server, but no dataloader-svc: check the address ({text})")
-    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return AccessDeniedError(f"{where} refuses this client: {text}")
-    return DataStoppedError(f"{where} failed: {code.name}: {text}")
-
-
-def _handshake(text: str) -> str:
-    """What to do about a TLS handshake that failed, by gRPC's words for it; "" where none did."""
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        why = text.partition("CERTIFICATE_VERIFY_FAILED:")[2].strip().removesuffix(": OK")
-        return f"its certificate is not accepted ({why}): check ca= of tls=, and that it has not expired"
-    if "Hostname Verification" in text or "Peer name" in text:
-        return f"its certificate has another name: connect by that, or give it as name= of tls= ({text})"
-    if "WRONG_VERSION_NUMBER" in text:
-        return "it does not speak TLS: leave tls= out, or check the address"
-    return ""
 
 
 def coords_message(coords: Coords) -> common_pb2.Coords:

@@ -35,6 +35,7 @@ class Frame:
 
     shared   memory uint8 (n,) in which all arrays lie and which the receiver maps: they are not sent
     socket   where a receiver on this host can attach for that; "": nowhere
+    line     where a receiver on this host can ask for the next one; "": nowhere
     packed   by name, what of the arrays is sent encoded; received ones are arrays again
     """
 
@@ -42,6 +43,7 @@ class Frame:
     meta: dict[str, Any] = field(default_factory=dict)
     shared: NDArray[np.uint8] | None = None
     socket: str = ""
+    line: str = ""
     packed: Mapping[str, Packed] = field(default_factory=dict)
 
     @property
@@ -57,13 +59,21 @@ class Frame:
 
 def encode(frame: Frame) -> Iterator[bytes]:
     """Messages of a frame: the header, then the payload, unless it is shared, in pieces of `CHUNK` bytes."""
+    header, pieces = laid_out(frame)
+    yield header
+    yield from _chunks(pieces)
+
+
+def laid_out(frame: Frame) -> tuple[bytes, list[memoryview]]:
+    """The header, and the payload as pieces that follow each other; none where it is shared."""
     header = common_pb2.FrameHeader(
-        meta_json=json.dumps(frame.meta, separators=(",", ":")), shared_socket=frame.socket
+        meta_json=json.dumps(frame.meta, separators=(",", ":")),
+        shared_socket=frame.socket,
+        line_socket=frame.line,
     )
     if frame.shared is not None:
         _point_into(header, frame.arrays, frame.shared)
-        yield header.SerializeToString()
-        return
+        return header.SerializeToString(), []
     pieces: list[memoryview] = []
     offset = 0
     for name, array in frame.arrays.items():
@@ -82,8 +92,7 @@ def encode(frame: Frame) -> Iterator[bytes]:
         pieces.append(piece)
         offset += len(piece)
     header.payload_bytes = offset
-    yield header.SerializeToString()
-    yield from _chunks(pieces)
+    return header.SerializeToString(), pieces
 
 
 def _point_into(
@@ -133,10 +142,12 @@ class Decoder:
         self._buffer: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._filled = 0
 
-    def feed(self, message: bytes) -> None:
-        """Take the next message of the stream."""
+    def feed(self, message: bytes, payload: NDArray[np.uint8] | None = None) -> None:
+        """Take the next message of the stream. `payload`: all of it, at an address that is a multiple of
+        ALIGN, where it came with the header.
+        """
         if self._header is None:
-            self._start(message)
+            self._start(message, payload)
             return
         end = self._filled + len(message)
         if end > len(self._buffer):
@@ -144,7 +155,7 @@ class Decoder:
         self._buffer[self._filled : end] = np.frombuffer(message, np.uint8)
         self._filled = end
 
-    def _start(self, message: bytes) -> None:
+    def _start(self, message: bytes, payload: NDArray[np.uint8] | None) -> None:
         header = common_pb2.FrameHeader()
         try:
             header.ParseFromString(message)
@@ -160,11 +171,16 @@ class Decoder:
             self._filled = len(self._buffer)
             self._header = header
             return
+        self._header = header
+        if payload is not None:
+            if len(payload) != header.payload_bytes:
+                raise WireError(f"a payload of {len(payload)} bytes, its header names {header.payload_bytes}")
+            self._buffer, self._filled = payload, len(payload)
+            return
         # Aligned start: numpy only promises 16 bytes, and the offsets are multiples of ALIGN.
         raw = np.empty(header.payload_bytes + ALIGN, np.uint8)
         skip = -raw.ctypes.data % ALIGN
         self._buffer = raw[skip : skip + header.payload_bytes]
-        self._header = header
 
     def finish(self) -> Frame:
         """The frame, its arrays being views of one buffer."""
@@ -185,7 +201,7 @@ class Decoder:
             raise WireError(f"meta_json is not JSON: {error}") from None
         if not isinstance(meta, dict):
             raise WireError("meta_json is not an object")
-        return Frame(arrays, meta, shared, self._header.shared_socket)
+        return Frame(arrays, meta, shared, self._header.shared_socket, self._header.line_socket)
 
 
 def _view(buffer: NDArray[np.uint8], info: common_pb2.TensorInfo, align: int, most: int) -> NDArray[Any]:

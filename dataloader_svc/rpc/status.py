@@ -70,8 +70,12 @@ def from_rpc(error: grpc.RpcError | grpc.aio.AioRpcError, peer: str) -> Dataload
     """The error that the other side raised, or a PeerError that names `peer` where it raised none of ours."""
     metadata: Any = error.trailing_metadata() or ()  # the stubs do not know that it iterates as pairs
     name = next((str(value) for key, value in metadata if key == ERROR_KEY), "")
-    text = error.details() or error.code().name
-    cls = _BY_NAME.get(name)
+    return error_of(name, error.details() or "", error.code().name, peer)
+
+
+def error_of(name: str, text: str, code: str, peer: str) -> DataloaderError:
+    """The same of a status as it stands on a line: class of ours or "", text, name of gRPC's code."""
+    cls, text = _BY_NAME.get(name), text or code
     if cls is None or cls in (errors.ConfigProblems, errors.BadSample, errors.AccessDenied):
-        return errors.PeerError(f"{peer}: {error.code().name}: {text}")
+        return errors.PeerError(f"{peer}: {code}: {text}")
     return cls(text)

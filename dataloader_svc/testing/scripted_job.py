@@ -13,12 +13,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import grpc
-
 from dataloader_svc.clock import SystemClock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor.service import ConstructorService
-from dataloader_svc.rpc.servicers import start_server
+from dataloader_svc.rpc.servicers import Server, start_server
 from dataloader_svc.store.memory import MemoryStore
 from dataloader_svc.testing.scripted_roles import SOURCES, Script, ScriptedLoader, ScriptedPlanner
 
@@ -60,7 +58,7 @@ class ScriptedJob:
         self.loaders = [ScriptedLoader(self.script) for _ in range(num_loaders)]
         self.constructors: dict[int, ConstructorService] = {}
         self.address = "127.0.0.1:0"
-        self._servers: dict[str, grpc.aio.Server] = {}
+        self._servers: dict[str, Server] = {}
 
     async def start(self) -> Self:
         for number in range(len(self.loaders)):

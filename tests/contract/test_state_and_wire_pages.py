@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import dataloader_svc
-from dataloader_client import methods, transport
+from dataloader_client import failures, methods, transport
 from dataloader_client.checkpoint import VERSION as STATE_DICT_VERSION
 from dataloader_svc import errors
 from dataloader_svc.constructor import core as window
@@ -20,7 +20,7 @@ from dataloader_svc.constructor.service import CALL_TIMEOUT_S
 from dataloader_svc.planner import core, loaders
 from dataloader_svc.planner.plan import VERSION as RECORD_VERSION
 from dataloader_svc.planner.state import VERSION as STATE_VERSION
-from dataloader_svc.rpc.servicers import SERVICES
+from dataloader_svc.rpc.answers import SERVICES
 from dataloader_svc.rpc.status import code_of
 
 DOCS = Path(dataloader_svc.__file__).parent.parent / "docs"
@@ -74,13 +74,13 @@ def test_errors_have_the_status_and_the_counterpart_that_the_page_says() -> None
     for name, (_, status, client) in named.items():
         error = getattr(errors, name)
         assert code_of(error("")) is grpc.StatusCode[status]
-        if name in transport._RETRYABLE_NAMES:
+        if name in failures.RETRYABLE_NAMES:
             assert client == "tries again"
         else:
-            counterpart = transport._BY_NAME.get(name, transport.DataStoppedError)
+            counterpart = failures.BY_NAME.get(name, failures.DataStoppedError)
             assert client.partition(",")[0] == counterpart.__name__
-    assert named.keys() >= transport._RETRYABLE_NAMES
-    assert named.keys() >= transport._BY_NAME.keys()
+    assert named.keys() >= failures.RETRYABLE_NAMES
+    assert named.keys() >= failures.BY_NAME.keys()
 
 
 def test_versions() -> None:

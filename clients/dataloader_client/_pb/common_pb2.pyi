@@ -47,20 +47,22 @@ class TensorInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., codec: _Optional[str] = ..., packed_bytes: _Optional[int] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("tensors", "payload_bytes", "meta_json", "crc32", "shared_socket", "shared_bytes")
+    __slots__ = ("tensors", "payload_bytes", "meta_json", "crc32", "shared_socket", "shared_bytes", "line_socket")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     META_JSON_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     SHARED_SOCKET_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINE_SOCKET_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorInfo]
     payload_bytes: int
     meta_json: str
     crc32: int
     shared_socket: str
     shared_bytes: int
-    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., meta_json: _Optional[str] = ..., crc32: _Optional[int] = ..., shared_socket: _Optional[str] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    line_socket: str
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., meta_json: _Optional[str] = ..., crc32: _Optional[int] = ..., shared_socket: _Optional[str] = ..., shared_bytes: _Optional[int] = ..., line_socket: _Optional[str] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dataloader_client.errors import DataStoppedError
+from dataloader_client.failures import Closed
 from dataloader_client.prefetch import Prefetch
-from dataloader_client.transport import Closed
 from dataloader_client.wire import Frame
 
 

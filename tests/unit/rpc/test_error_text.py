@@ -9,7 +9,8 @@ import pytest
 from dataloader_client import methods
 from dataloader_client._pb import plan_pb2
 from dataloader_svc.errors import StateError
-from dataloader_svc.rpc.servicers import MOST_TEXT, shortened, start_server
+from dataloader_svc.rpc.answers import MOST_TEXT, shortened
+from dataloader_svc.rpc.servicers import start_server
 from dataloader_svc.rpc.stubs import Peer
 
 
