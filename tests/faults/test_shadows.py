@@ -65,7 +65,7 @@ async def _blocks_held(config: Path, run_dir: Path, key: str) -> int:
         json.loads(endpoint)["address"], "loader", role_credentials(JobSpec.read(run_dir / "job.json"))
     )
     try:
-        status = await peer.call(methods.LOADER_STATUS, common_pb2.Empty(), timeout_s=10.0)
+        status = await peer.call(methods.LOADER_STATUS, common_pb2.Empty(), timeout_s=60.0)
         return int(status.held_blocks)
     finally:
         await peer.close()

@@ -86,7 +86,7 @@ def test_no_role_answers_without_the_token_of_the_run(guarded: tuple[Served, Pat
         with grpc.insecure_channel(address) as channel:
             for metadata in ((), (("authorization", f"Bearer {CANARY}"),)):
                 with pytest.raises(grpc.RpcError) as caught:
-                    channel.unary_unary(roles[role].path)(b"", metadata=metadata, timeout=10)
+                    channel.unary_unary(roles[role].path)(b"", metadata=metadata, timeout=60)
                 assert isinstance(caught.value, grpc.Call)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 tried += 1
@@ -105,7 +105,7 @@ def test_the_secret_is_nowhere_to_be_seen(guarded: tuple[Served, Path]) -> None:
             for request in (b"", b"\xff" * 50):
                 call = channel.unary_stream(method.path)
                 try:
-                    answers = call(request, metadata=(("authorization", f"Bearer {CANARY}"),), timeout=10)
+                    answers = call(request, metadata=(("authorization", f"Bearer {CANARY}"),), timeout=60)
                     said.append(repr(list(answers)))
                 except grpc.RpcError as error:
                     said.append(str(error))
@@ -157,7 +157,7 @@ def test_mutual_tls_to_the_last_process(data: Path, tmp_path: Path) -> None:
                 take(served.address, tls=refused, connect_timeout_s=0.2)
         for key, address in addresses(config).items():
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/any/Call")(b"", timeout=10)
+                channel.unary_unary("/any/Call")(b"", timeout=60)
             assert isinstance(caught.value, grpc.Call)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE, f"{key} speaks without TLS"
 

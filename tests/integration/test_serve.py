@@ -215,7 +215,7 @@ def test_terminated_while_a_client_reads(config: Path) -> None:
 
     def read(address: str) -> None:
         try:
-            with DataServiceLoader(address, timeout_s=1.0) as loader:
+            with DataServiceLoader(address, timeout_s=5.0) as loader:
                 for _ in loader:
                     begun.set()
         except ServiceUnavailableError as error:

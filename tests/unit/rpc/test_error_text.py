@@ -38,7 +38,7 @@ def test_what_does_not_fit_arrives_without_its_middle(letter: str, count: int) -
         server, address = await start_server({methods.PLANNER: Planner(text)}, "127.0.0.1:0")
         async with Peer(address, "planner") as peer:
             with pytest.raises(StateError, match=r"(?s)^first words .* last words$"):
-                await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=10)
+                await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=60)
         await server.stop(None)
 
     asyncio.run(scenario())

@@ -67,7 +67,7 @@ async def _joins_with(error: DataloaderError) -> None:
     server, address = await start_server({methods.PLANNER: Planner(error)}, "127.0.0.1:0")
     async with Peer(address, "planner") as peer:
         with pytest.raises(type(error)) as caught:
-            await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=10)
+            await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=60)
         assert type(caught.value) is type(error)
         assert str(error) in str(caught.value)
         assert "asked by rank 3" in str(caught.value)
@@ -94,7 +94,7 @@ def test_calls_frames_and_streams() -> None:
         services[methods.PLANNER].error = None
         server, address = await start_server(services, "127.0.0.1:0")
         async with Peer(address, "both") as peer:
-            answer = await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(job="web"), timeout_s=10)
+            answer = await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(job="web"), timeout_s=60)
             assert answer.job == "WEB"
             frame = await peer.fetch(
                 methods.FETCH, loader_service_pb2.FetchRequest(step=700_000), timeout_s=10
@@ -170,7 +170,7 @@ def test_what_is_not_ours_is_told_as_a_mistake_and_logged(caplog: pytest.LogCapt
                 r".*its log, /run/planner-0\.log, has the traceback.*start the trainers again"
             )
             with pytest.raises(RoleFailed, match=said):
-                await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=10)
+                await peer.call(methods.PLANNER_JOIN, plan_pb2.JoinRequest(), timeout_s=60)
         await server.stop(None)
 
     asyncio.run(scenario())
@@ -183,7 +183,7 @@ def test_nobody_there() -> None:
         await server.stop(None)
         async with Peer(address, "planner") as peer:
             with pytest.raises(PeerError, match=f"planner at {address}"):
-                await peer.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=10)
+                await peer.call(methods.PLANNER_STATUS, common_pb2.Empty(), timeout_s=60)
 
     asyncio.run(scenario())
 
@@ -203,7 +203,7 @@ def test_bytes_that_are_no_request_get_a_status() -> None:
         server, address = await start_server({methods.PLANNER: Planner()}, "127.0.0.1:0")
         async with grpc.aio.insecure_channel(address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(methods.PLANNER_JOIN.path)(b"\xff\xff", timeout=10)
+                await channel.unary_unary(methods.PLANNER_JOIN.path)(b"\xff\xff", timeout=60)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await server.stop(None)
 

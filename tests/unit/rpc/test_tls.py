@@ -124,10 +124,10 @@ def test_roles_by_mutual_tls(tmp_path: Path) -> None:
         access = Access(Guard(), server_tls(issued, authority.pem))
         server, address = await start_server({methods.CONSTRUCTOR: Planner()}, "127.0.0.1:0", access=access)
         async with Peer(address, "constructor", Credentials(tls=tls)) as peer:
-            await peer.call(methods.CONSTRUCTOR_STATUS, common_pb2.Empty(), timeout_s=10)
+            await peer.call(methods.CONSTRUCTOR_STATUS, common_pb2.Empty(), timeout_s=60)
         async with Peer(address, "constructor") as peer:
             with pytest.raises(PeerError, match="constructor at"):
-                await peer.call(methods.CONSTRUCTOR_STATUS, common_pb2.Empty(), timeout_s=10)
+                await peer.call(methods.CONSTRUCTOR_STATUS, common_pb2.Empty(), timeout_s=60)
         await server.stop(None)
 
     asyncio.run(scenario())
