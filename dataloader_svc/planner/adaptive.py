@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataloader_client._pb import control_service_pb2
-from dataloader_client.adaptive import Rule, Told, updated
+from dataloader_client.adaptive import Rule, Told, updated, within
 from dataloader_svc import faultpoint
 from dataloader_svc.config.adaptive_rule import known_rule
 from dataloader_svc.config.code_import import described
@@ -203,7 +203,7 @@ class AdaptiveMixture:
                     return ""
                 state = self._core.state  # the mixture was changed meanwhile
                 assert state is not None, "there is no way back before a join"
-        except (MixtureError, ValueError) as error:
+        except MixtureError as error:
             return str(error)
 
     def _change(
@@ -217,7 +217,7 @@ class AdaptiveMixture:
         return Change(name, now.at_step, weights, 0, state.step, self._schedule.digest, learned)
 
     def _case(self, before: int, state: State) -> _Case:
-        """ValueError: what holds at that step is not of these sources, or no loss is known."""
+        """MixtureError: no loss is known, or what holds then is beyond the bounds: somebody's will."""
         known = self._journal.changes
         carried = {change.id for change in state.mixture}
         to_come = [each for each in known if each.known_from >= state.step and each.id not in carried]
@@ -228,14 +228,14 @@ class AdaptiveMixture:
         now = self._schedule.changed((*state.mixture, *to_come)).weights(at_step)
         weights = dict(zip(names, now.tolist(), strict=True))
         if others := [name for name in names if name not in declared and weights[name] > _ROUNDING]:
-            raise ValueError(
+            raise MixtureError(
                 f"{others[0]!r} is drawn with weight {weights[others[0]]:.4g}, and mixture.schedule gives it "
                 "none at that step"
             )
         sums = self._feedback.sums(before)
         losses = {name: loss for name, loss in sums.losses.items() if name in declared}
         if not losses:
-            raise ValueError("nobody has reported a loss that can be used")
+            raise MixtureError("nobody has reported a loss that can be used")
         told = Told(
             weights={name: weights[name] for name in declared},
             declared=declared,
@@ -243,6 +243,10 @@ class AdaptiveMixture:
             targets={name: sums.targets[name] for name in losses},
             bounds=self._settings.bounds,
         )
+        try:
+            within(told.weights, told)
+        except ValueError as error:
+            raise MixtureError(str(error)) from None
         learned = self._learned()
         same = learned is not None and learned.rule == self._settings.rule
         return _Case(told, learned.memory if learned is not None and same else None, at_step)
@@ -265,11 +269,11 @@ class AdaptiveMixture:
 
     def to_message(self) -> control_service_pb2.AdaptiveStatus:
         """For people."""
-        feedback, learned = self._feedback, self._learned()
+        feedback, learned, state = self._feedback, self._learned(), self._core.state
         return control_service_pb2.AdaptiveStatus(
             rule=self._settings.rule,
             decided=feedback.decided,
-            next=feedback.end_of(feedback.decided),
+            next=feedback.next(0 if state is None else state.step),
             reported=feedback.num_steps,
             ranks=feedback.num_ranks,
             expected=self._expected(),

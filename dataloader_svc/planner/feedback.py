@@ -84,6 +84,10 @@ class Feedback:
         """The step that follows the period of `step`."""
         return self._begin + ((step - self._begin) // self._every + 1) * self._every
 
+    def next(self, step: int) -> int:
+        """The end of the period that decides next, where `step` is planned next."""
+        return self.end_of(max(min(self._steps, default=step), self._decided))
+
     def forget(self, before: int) -> None:
         """Steps before it have been decided on."""
         self._decided = max(before, self._begin)
@@ -149,9 +153,10 @@ class Feedback:
 
 
 def is_well_formed(report: StepLosses, num_sources: int) -> bool:
-    """Whether its columns can be read at all."""
+    """Whether its columns can be read at all, and name each source once."""
     columns = len(report.source), len(report.loss), len(report.targets)
-    return len(set(columns)) == 1 and all(source < num_sources for source in report.source)
+    once = len(set(report.source)) == len(report.source)
+    return len(set(columns)) == 1 and once and all(source < num_sources for source in report.source)
 
 
 def _rank(report: StepLosses) -> Rank:

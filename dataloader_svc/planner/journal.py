@@ -198,8 +198,9 @@ class Journal:
         name, fence = self._current().losses_log, self._held().token
         kept = list(itertools.dropwhile(lambda row: row[1] < before, self._losses)) or self._losses[-1:]
         if len(kept) < len(self._losses):
-            await asyncio.to_thread(self._store.truncate, name, kept[0][0], fence=fence)
-            self._losses = kept
+            first = kept[0][0]
+            await asyncio.to_thread(self._store.truncate, name, first, fence=fence)
+            self._losses = [row for row in self._losses if row[0] >= first]  # more may have come meanwhile
 
     def _current(self) -> Generation:
         assert self.generation is not None, "a generation was loaded or begun"

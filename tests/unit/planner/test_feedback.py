@@ -76,6 +76,7 @@ def test_periods_are_counted_from_the_beginning_and_decided_once():
     assert found.due(1) is None
     take(found, report(47, {0: (2, 1)}))
     assert found.due(1) == 47, "a period of which nobody said anything is passed over"
+    assert (found.next(60), feedback(begin=7).next(60), feedback(begin=90).next(60)) == (47, 67, 100)
 
 
 def test_a_trainer_that_goes_back_says_it_again():
@@ -113,6 +114,7 @@ def test_columns_that_can_not_be_read():
     good = report(0, {0: (1, 1), 2: (1, 1)})
     assert is_well_formed(good, 3)
     assert not is_well_formed(good, 2)
+    assert not is_well_formed(StepLosses(source=[1, 1], loss=[1, 1], targets=[1, 1]), 3)
     good.loss.append(1.0)
     assert not is_well_formed(good, 3)
 
