@@ -87,7 +87,8 @@ async def _unary(call: Any, parse: Parse, data: AsyncIterator[bytes]) -> AsyncGe
 async def _raw(line: str, call: Any, parse: Parse, data: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     async with aclosing(frames_of(call(parse(await _request(data))))) as frames:
         async for frame in frames:
-            for message in wire.encode(replace(frame, line=line)):
+            # A service that shares no memory with readers is to be read through its port.
+            for message in wire.encode(replace(frame, line=line if frame.socket else "")):
                 yield message
 
 

@@ -17,6 +17,7 @@ from dataloader_client.errors import StateMismatchError
 from dataloader_client.failures import Closed, Retryable, translated
 from dataloader_client.line import LineLost, Message, Receiver
 from dataloader_client.wire import Decoder, Frame
+from dataloader_svc.constructor.lending import Lender
 from dataloader_svc.testing.scripted_job import JobThread
 from dataloader_svc.testing.scripted_roles import Script
 from reading import fingerprint, take_step
@@ -50,10 +51,12 @@ def sent():
             return [fingerprint(take_step(loader)) for _ in range(SCRIPT.num_steps)]
 
 
-@pytest.mark.parametrize("shared", ["auto", False])
-def test_steps_come_over_the_line_and_are_those_that_come_over_grpc(sent, counted, shared):
+@pytest.mark.parametrize("lent", [True, False])
+def test_steps_come_over_the_line_and_are_those_that_come_over_grpc(sent, counted, monkeypatch, lent):
+    if not lent:
+        monkeypatch.setattr(Lender, "lend", lambda *_: False)
     with (
-        JobThread(SCRIPT, constructor={"shared_memory": shared}) as service,
+        JobThread(SCRIPT) as service,
         DataServiceLoader(service.address, mesh=Mesh(), prefetch=1) as loader,
     ):
         assert [fingerprint(take_step(loader)) for _ in range(SCRIPT.num_steps)] == sent
@@ -61,6 +64,15 @@ def test_steps_come_over_the_line_and_are_those_that_come_over_grpc(sent, counte
         assert loader.read(SCRIPT.num_steps) == []
     # The first answer names the socket.
     assert counted["direct"] >= counted["reads"] - 2
+
+
+def test_a_service_that_shares_no_memory_is_read_through_its_port(sent, counted):
+    with (
+        JobThread(SCRIPT, constructor={"shared_memory": False}) as service,
+        DataServiceLoader(service.address, mesh=Mesh()) as loader,
+    ):
+        assert [fingerprint(take_step(loader)) for _ in range(SCRIPT.num_steps)] == sent
+    assert counted["direct"] == 0
 
 
 def test_a_restarted_constructor_is_read_over_grpc_and_then_over_its_own_line(sent, counted):
