@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dataloader_client import Batch, Mesh
+from dataloader_client import Batch, Coords, Mesh
 from dataloader_svc.cli.audit_log import audit_log
 from dataloader_svc.cli.meshes import MeshType, Ranks, Step, ranks, short
 from dataloader_svc.cli.output import (
@@ -47,6 +47,7 @@ from dataloader_svc.observe.audit import (
     compare,
 )
 from dataloader_svc.observe.limits import check_limits
+from dataloader_svc.observe.needed import Received, Shape, check_needed
 from dataloader_svc.planner.history import read_records
 from dataloader_svc.sources.reader import SourceReader
 from dataloader_svc.storage import Storage
@@ -61,6 +62,7 @@ CONTRACTS = {
     "caps": "no sequence is above sequence_length; all ranks have as many microbatches",
     "limits": "no sequence holds more patches, mel frames or media than strategy.limits allows",
     "size": "a step that is given in samples has exactly so many",
+    "needed": "no rank gets a byte that its pipeline stage and its slice do not need",
 }
 
 
@@ -75,6 +77,8 @@ class MeshRun:
     filtered: int = 0
     metrics: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+    needed: Counter[str] = field(default_factory=Counter)  # bytes of all ranks, by kind of pipeline stage
+    findings: list[Finding] = field(default_factory=list)  # of what only a whole mesh's ranks show
 
     def mean(self, name: str) -> float:
         """Of a plan metric over the steps."""
@@ -130,14 +134,19 @@ def command(
 
 def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[], None]) -> MeshRun:
     """Start the service, read `steps` steps on all ranks, stop it, and read its log."""
-    run = MeshRun(short(mesh))
+    run, shape = MeshRun(short(mesh)), _shape(loaded.config)
     with tempfile.TemporaryDirectory(prefix="dataloader-audit-") as scratch:
         folder = Path(scratch)
         spec = job_spec(loaded, folder, "127.0.0.1:0", f"sqlite:///{folder / 'audit.db'}")
         rows = (loaded.config.images.merge**2, loaded.config.mel.frames_per_token)
-        with Job(private(spec)) as job, ranks(job.address, mesh, token=job.token) as group:
+        counted: Counter[Coords] = Counter()
+        with Job(private(spec)) as job, ranks(job.address, mesh, token=job.token, peers=True) as group:
             for step in group.steps(steps):
                 run.steps.append(_delivery(step, group, rows))
+                received = list(_received(step, group, counted))
+                found = check_needed(received, mesh.pp, mesh.cp, shape, run.steps[-1].step, run.mesh)
+                run.findings += found[0]
+                run.needed.update(found[1])
                 first = next(iter(step.values()))[0]
                 run.metrics.update(first.metrics)
                 advance()
@@ -160,18 +169,17 @@ def run_mesh(loaded: LoadedConfig, mesh: Mesh, steps: int, advance: Callable[[],
 
 
 def _delivery(step: Step, group: Ranks, rows: tuple[int, int]) -> StepDelivery:
-    """`rows`: patches and mel frames of one token."""
+    """`rows`: patches and mel frames of one token. Stages of a pipeline are put together."""
+    stages: dict[Coords, list[dict[str, Any]]] = {}
+    for coords, microbatches in step.items():
+        if coords.tp == 0:
+            parts = stages.setdefault(replace(coords, pp=0), [{} for _ in microbatches])
+            for part, batch in zip(parts, microbatches, strict=True):
+                part |= batch.numpy | batch.manifest.columns
     batches = [
-        RankBatch(
-            coords.dp,
-            coords.cp,
-            batch.microbatch,
-            {**batch.numpy, **batch.manifest.columns},
-            batch.manifest.sources,
-            *rows,
-        )
-        for coords, microbatches in step.items()
-        for batch in microbatches
+        RankBatch(coords.dp, coords.cp, batch.microbatch, part, batch.manifest.sources, *rows)
+        for coords, parts in stages.items()
+        for part, batch in zip(parts, step[coords], strict=True)
     ]
     first: Batch = next(iter(step.values()))[0]
     states = [loader.state_dict() for loader in group.loaders.values()]
@@ -180,10 +188,28 @@ def _delivery(step: Step, group: Ranks, rows: tuple[int, int]) -> StepDelivery:
     return StepDelivery(first.step, first.digest, batches, states[0]["service"])
 
 
+def _received(step: Step, group: Ranks, counted: Counter[Coords]) -> Iterator[Received]:
+    """What each rank got. `counted`: bytes that their clients had counted before; becomes those of now."""
+    for coords, microbatches in step.items():
+        total = group.loaders[coords].stats.num_bytes
+        parts = [batch.numpy | batch.manifest.columns for batch in microbatches]
+        place = (coords.dp, coords.cp, coords.tp, coords.pp)
+        yield Received(*place, parts, total - counted[coords])
+        counted[coords] = total
+
+
+def _shape(config: Config) -> Shape:
+    images, mel = config.images, config.mel
+    return Shape(
+        *(config.layout == "padded", images.merge, 3 * images.patch**2, mel.bins, mel.frames_per_token),
+        config.ensure_modality,
+    )
+
+
 def judge(loaded: LoadedConfig, run: MeshRun, reference: MeshRun) -> list[Finding]:
     """All contracts on one mesh's run."""
     config = loaded.config
-    findings: list[Finding] = []
+    findings: list[Finding] = run.findings[:1]
     if len(run.steps) != len(reference.steps):
         text = f"{len(run.steps)} steps, {len(reference.steps)} on mesh {reference.mesh}"
         findings.append(Finding("pieces", run.mesh, None, "", text))
@@ -271,6 +297,8 @@ def _report(config: Config, runs: list[MeshRun], findings: list[Finding], *, as_
         delay, error = rows[0]["delay_steps"], rows[0]["mixture_error"]
         out.print(f"a token waited {delay:.2f} steps; what was placed is {error:.2%} from the mixture")
     for row in rows:
+        needed = ", ".join(f"{stage} {count:,}" for stage, count in row["bytes_a_step"].items())
+        out.print(f"{row['mesh']}: bytes a step to all ranks, by pipeline stage: {needed}")
         for name, spared in row["remedies"].items():
             out.print(f"{row['mesh']}: remedy {name} spared {spared:.2%} of a step's time")
     for name, meaning in CONTRACTS.items():
@@ -293,6 +321,7 @@ def _row(run: MeshRun) -> dict[str, Any]:
         "filtered": run.filtered,
         "quarantined": len(run.skipped) - run.filtered,
         "digests": [step.digest for step in run.steps],
+        "bytes_a_step": {stage: round(count / max(1, len(run.steps))) for stage, count in run.needed.items()},
         **{name: run.mean(name) for name in names},
         "remedies": {
             name.removeprefix("remedy_"): run.mean(name) for name in run.metrics if name.startswith("remedy_")

@@ -42,7 +42,7 @@ Step = dict[Coords, list[Batch]]
 
 
 class Ranks:
-    """A client for each data- and context-parallel rank; tp and pp peers would read the same bytes."""
+    """A client for each rank."""
 
     def __init__(self, loaders: dict[Coords, DataServiceLoader]) -> None:
         self.loaders = loaders
@@ -79,9 +79,18 @@ def _by_step(loader: DataServiceLoader) -> Iterator[list[Batch]]:
 
 
 @contextmanager
-def ranks(address: str, mesh: Mesh, *, token: str | None, prefetch: int = 2) -> Iterator[Ranks]:
-    """Clients of all ranks of a job of this process, joined; closed at the end."""
-    places: Sequence[Coords] = [Coords(dp=dp, cp=cp) for dp, cp in product(range(mesh.dp), range(mesh.cp))]
+def ranks(
+    address: str, mesh: Mesh, *, token: str | None, prefetch: int = 2, peers: bool = False
+) -> Iterator[Ranks]:
+    """Clients of the data- and context-parallel ranks of a job of this process, joined; closed at the end.
+
+    peers   those of tp and pp too, which have the same samples
+    """
+    tp, pp = (mesh.tp, mesh.pp) if peers else (1, 1)
+    places: Sequence[Coords] = [
+        Coords(dp=dp, cp=cp, tp=tp, pp=pp)
+        for dp, cp, tp, pp in product(*map(range, (mesh.dp, mesh.cp, tp, pp)))
+    ]
     with ExitStack() as stack:
         loaders = {}
         for coords in places:

@@ -30,6 +30,22 @@ def test_four_meshes_hold_and_agree(data: Path, tmp_path: Path) -> None:
     assert all(row["packing_efficiency"] > 0.97 for row in report["meshes"])
 
 
+def test_ranks_of_a_pipeline_get_what_their_stage_needs(data: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.yaml", job_values(data, ensure_modality=True))
+    meshes = ["dp=2", "dp=2,tp=2", "dp=2,pp=3", "dp=2,cp=2,pp=2"]
+    options = [word for mesh in meshes for word in ("--mesh", mesh)]
+    done = run_cli("audit", config, "--steps", 4, *options, "--json", timeout_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["contracts"]["needed"]
+    plain, peers, stages, cut = (row["bytes_a_step"] for row in report["meshes"])
+    assert peers["only"] == 2 * plain["only"]  # mapped once by both
+    assert stages["middle"] < stages["last"] < stages["first"] < plain["only"]
+    assert stages["first"] + stages["last"] - stages["middle"] == plain["only"]
+    assert cut.keys() == {"first", "last"}
+    assert cut["last"] < 1.5 * stages["last"]  # of two cp ranks: what is of tokens once, documents for both
+
+
 def test_steps_of_samples_hold_on_every_mesh(data: Path, tmp_path: Path) -> None:
     """21 samples a step: as many microbatches on every rank, whatever dp, and long pages whole in a step."""
     batch = {"samples": 21, "per_microbatch": 2}
