@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from dataloader_client.wire import Frame
 from dataloader_svc.errors import BadSample, Overloaded, Reason, StateError
 from dataloader_svc.loader.meter import Meter
-from dataloader_svc.loader.read import BlockReader, HeldBlock
+from dataloader_svc.loader.probe import BlockReader
+from dataloader_svc.loader.read import HeldBlock
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.sample import RowRef, SampleId

@@ -7,41 +7,27 @@ where the row only names a file. The planner gets `probe_columns`: numbers, no p
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dataloader_svc.errors import BadSample
 from dataloader_svc.loader.paired import PROMPTS, split_pairs
+from dataloader_svc.loader.probe import BlockReader, ProbedMedia, probe_media
 from dataloader_svc.loader.rules import SampleRule
-from dataloader_svc.loader.threads import only_waits, run_in_order
 from dataloader_svc.loader.transformed import transformed
 from dataloader_svc.sample import BadRow, BlockId, Incident, ProbeColumns, RowRef, keyed_share
 from dataloader_svc.sources.reader import BlockSamples
-from dataloader_svc.transforms.base import AUDIO, Documents, MediaSizes, RowColumns
+from dataloader_svc.transforms.base import AUDIO, Documents, RowColumns
 from dataloader_svc.transforms.document import assemble
 from dataloader_svc.transforms.pairs import joined
-from dataloader_svc.transforms.slots import may_have_media, row_media, without_dead
-from dataloader_svc.transforms.vision import grid, num_tokens
+from dataloader_svc.transforms.slots import without_dead
 
 TOKENIZER_DIFFERS = "tokenizer_differs"
 """Kind of incident: the fast tokenizer gave other ids than the reference."""
-
-_PROBES_A_TASK = 64  # a header takes 10 to 100 us, handing a task to a thread about 30
-
-
-class BlockReader(Protocol):
-    """What is needed of `sources.SourceReader`."""
-
-    def read_block(self, block: BlockId) -> BlockSamples: ...
-
-    def read_media(self, path: str, shard: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +103,22 @@ class HeldBlock:
 
 
 def read_block(
-    reader: BlockReader, block: BlockId, rule: SampleRule, pool: Executor, waiting: Executor | None = None
+    reader: BlockReader,
+    block: BlockId,
+    rule: SampleRule,
+    pool: Executor,
+    waiting: Executor | None = None,
+    only: Collection[int] | None = None,
 ) -> HeldBlock:
     """Read, probe, tokenize. `pool` runs the probes; do not call this from one of its own threads.
 
-    `waiting` runs those that wait for a worker process; None: `pool` does.
+    `waiting` runs those that wait for a worker process; None: `pool` does. `only`: positions; the block that
+    comes back has no others, and can't be probed.
     Bad samples have no tokens and stand in `bad`. Raises only what is no sample's fault.
     """
-    samples = transformed(reader.read_block(block), rule.transforms)
-    compare = _compared(samples, rule)
+    samples = transformed(reader.read_block(block, only), rule.transforms)
+    # What is read in part was compared when it was read whole.
+    compare = _compared(samples, rule) if only is None else None
     if rule.pairs is None:
         documents, found = _documents(reader, samples, rule, compare, pool, waiting or pool)
     else:
@@ -141,7 +134,7 @@ def read_block(
         id_offsets=documents.id_offsets,
         targets=documents.targets,
         media=media,
-        bad=_bad_rows(samples, documents),
+        bad=_bad_rows(samples, documents) if only is None else (),
         ref=_Refs(samples),
         compared=documents.compared,
         incidents=tuple(
@@ -160,9 +153,9 @@ def _documents(
     compare: NDArray[np.bool_] | None,
     pool: Executor,
     waiting: Executor,
-) -> tuple[Documents, _Media]:
+) -> tuple[Documents, ProbedMedia]:
     bad = dict(samples.bad)
-    found = _probe_media(reader, samples, rule, (pool, waiting), bad)
+    found = probe_media(reader, samples, rule, (pool, waiting), bad)
     columns = samples.columns
     rows = RowColumns(
         len(samples),
@@ -238,140 +231,7 @@ def _bad_rows(samples: BlockSamples, documents: Documents) -> tuple[BadRow, ...]
     )
 
 
-_Medium = tuple[int, int, bytes | str | BadSample]
-"""Sample index, kind, data (or why there is none)."""
-
-
-class _Probed(NamedTuple):
-    """What a medium's header says: grid and times as in HeldMedia, before sound is cut into clips."""
-
-    grid: tuple[int, int, int]
-    times: NDArray[np.float32]
-
-
-class _Media(NamedTuple):
-    """The media of a block's good rows, in row order; columns as in HeldMedia.
-
-    dead   row -> numbers of its slots whose media are left out, of rows that do without them
-    """
-
-    sizes: MediaSizes
-    grid: NDArray[np.int32]
-    data: list[bytes | str]
-    times: list[NDArray[np.float32]]
-    dead: dict[int, set[int]]
-
-
-def _probe_media(
-    reader: BlockReader,
-    samples: BlockSamples,
-    rule: SampleRule,
-    pools: tuple[Executor, Executor],
-    bad: dict[int, BadSample],
-) -> _Media:
-    """Media of good rows. A row with a bad medium is added to `bad`."""
-    media: list[_Medium] = []
-    for index in range(len(samples)) if may_have_media(samples.columns) else ():
-        if index not in bad:
-            try:
-                media += [(index, *medium) for medium in row_media(samples.columns, index, rule.kinds)]
-            except BadSample as problem:
-                bad[index] = problem
-    if not media:
-        return _Media(MediaSizes.none(len(samples)), np.empty((0, 3), np.int32), [], [], {})
-    results = _probe_all(reader, samples, rule, media, pools)
-    good: list[tuple[_Medium, _Probed]] = []
-    dead: dict[int, set[int]] = {}
-    slots = itertools.count()
-    row = -1
-    for medium, result in zip(media, results, strict=True):
-        if medium[0] != row:
-            row, slots = medium[0], itertools.count()
-        slot = next(slots)
-        if not isinstance(result, BadSample):
-            good.append((medium, result))
-        elif rule.drop_bad:
-            dead.setdefault(row, set()).add(slot)
-        else:
-            bad.setdefault(row, result)
-    kept = [(medium, found) for medium, found in good if medium[0] not in bad]
-    return _columns(len(samples), kept, rule, dead)
-
-
-def _probe_all(
-    reader: BlockReader,
-    samples: BlockSamples,
-    rule: SampleRule,
-    media: Sequence[_Medium],
-    pools: tuple[Executor, Executor],
-) -> list[_Probed | BadSample]:
-    """In the order of `media`; `pools` are that of most probes, and that of those that only wait."""
-    waits = [only_waits(rule.prober(kind)) for _, kind, _ in media]
-    here = [i for i, wait in enumerate(waits) if not wait]
-    chunks = [(pools[0], here[i : i + _PROBES_A_TASK]) for i in range(0, len(here), _PROBES_A_TASK)]
-    chunks += [(pools[1], [i]) for i, wait in enumerate(waits) if wait]
-
-    def probe(chunk: list[int]) -> list[_Probed | BadSample]:
-        return [_probe_one(reader, samples, rule, media[i]) for i in chunk]
-
-    results = run_in_order((pool, partial(probe, chunk)) for pool, chunk in chunks)
-    found = {
-        i: one
-        for (_, chunk), many in zip(chunks, results, strict=True)
-        for i, one in zip(chunk, many, strict=True)
-    }
-    return [found[i] for i in range(len(media))]
-
-
-def _probe_one(
-    reader: BlockReader, samples: BlockSamples, rule: SampleRule, medium: _Medium
-) -> _Probed | BadSample:
-    """One medium, or what is wrong with it."""
-    index, kind, data = medium
-    if isinstance(data, BadSample):
-        return data
-    try:
-        if isinstance(data, str):
-            data = reader.read_media(data, samples.ref(index).shard)
-        found = rule.prober(kind).probe(data)
-        if kind == AUDIO:
-            return _Probed((rule.sound.frames(found), 0, 0), np.empty(0, np.float32))
-        return _Probed(
-            (found.frames, *grid(*rule.size(found), rule.vision)), np.array(found.timestamps, np.float32)
-        )
-    except BadSample as problem:
-        return problem
-
-
-def _columns(
-    num_rows: int, kept: Sequence[tuple[_Medium, _Probed]], rule: SampleRule, dead: dict[int, set[int]]
-) -> _Media:
-    counts = (
-        np.bincount([medium[0] for medium, _ in kept], minlength=num_rows) if kept else np.zeros(num_rows)
-    )
-    offsets = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    sizes = MediaSizes(
-        offsets,
-        np.array([medium[1] for medium, _ in kept], np.uint8),
-        np.array([_tokens(medium[1], found, rule) for medium, found in kept], np.int32),
-    )
-    return _Media(
-        sizes,
-        np.array([found.grid for _, found in kept], np.int32).reshape(-1, 3),
-        [medium[2] for medium, _ in kept if not isinstance(medium[2], BadSample)],
-        [found.times for _, found in kept],
-        dead,
-    )
-
-
-def _tokens(kind: int, found: _Probed, rule: SampleRule) -> int:
-    if kind == AUDIO:
-        return rule.sound.mel.num_tokens(found.grid[0])
-    return num_tokens(*found.grid, rule.vision)
-
-
-def _held_media(documents: Documents, media: _Media, rule: SampleRule) -> HeldMedia:
+def _held_media(documents: Documents, media: ProbedMedia, rule: SampleRule) -> HeldMedia:
     """The media in the order of their tokens, sound in clips that the encoder gets at once."""
     index = documents.media_index
     kind, grid = media.sizes.kind[index], media.grid[index]

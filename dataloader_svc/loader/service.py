@@ -27,6 +27,7 @@ from dataloader_svc.loader.decode import PieceRange, TakenPiece, check_size, dec
 from dataloader_svc.loader.meter import Meter
 from dataloader_svc.loader.once import shared
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
+from dataloader_svc.loader.requests import block_id, listings_of, pieces_asked
 from dataloader_svc.loader.rules import SampleRule, decode_workers, sample_rule
 from dataloader_svc.registry import nearest
 from dataloader_svc.rpc.convert import listing_of, probe_to_frame
@@ -146,16 +147,13 @@ class LoaderService:
     async def probe(self, request: loader_service_pb2.BlockRequest) -> Frame:
         """Probe columns of a block, which stays until it is released, or room is needed."""
         reader = await self._listed(request.source, request.listing)
-        held = await self._block(_block_id(request), reader)
+        held = await self._block(block_id(request), reader)
         return probe_to_frame(probe_columns(held))
 
     async def fetch(self, request: loader_service_pb2.FetchRequest) -> Frame:
         """The pieces named, decoded."""
         began = self._clock.monotonic()
-        if any(each.source >= len(request.sources) for each in request.listings):
-            raise ConfigError("fetch: a listing's source index is beyond the list")
-        listings = {(request.sources[each.source], each.epoch): each.listing for each in request.listings}
-        pieces = await self._take(_asked(request), frozenset(request.masked), listings)
+        pieces = await self._take(pieces_asked(request), frozenset(request.masked), listings_of(request))
         check_size(pieces, request.max_bytes)
         taken = self._clock.monotonic()
         patch = self._config.images.patch
@@ -173,7 +171,7 @@ class LoaderService:
         With `reopen` its source's files were repaired: what is held of the block is stale, and so may be what
         is known of where its rows lie.
         """
-        block = _block_id(request)
+        block = block_id(request)
         if not request.reopen:
             self._drop(self._table.apply(core.Released(block)))
             return common_pb2.Empty()
@@ -240,11 +238,20 @@ class LoaderService:
                 del self._sources[name]
         return (await self._reader(name)).listed(wanted)
 
+    async def _rows(self, block: BlockId, reader: SourceReader, positions: frozenset[int]) -> HeldBlock:
+        """A block; where it is not held, and not worth its room, these rows of it alone."""
+        _check_block(block, reader)
+        estimate = _estimate(reader, block)
+        at_hand = block in self._blocks or block in self._reading
+        if at_hand or self._table.worth_its_room(block, estimate):
+            return await self._block(block, reader)
+        self._table.apply(core.ReadInPart(block, estimate))
+        self._say_short(block)
+        return await self._in(self._readers, lambda: self._read_rows(block, reader, positions))
+
     async def _block(self, block: BlockId, reader: SourceReader) -> HeldBlock:
         """A block, held or read now."""
-        num_blocks = reader.order(block.epoch).num_blocks
-        if block.block >= num_blocks:
-            raise StateError(f"block {block}: the source has {num_blocks} blocks now; its files have changed")
+        _check_block(block, reader)
         while True:
             held = self._blocks.get(block)
             if held is None:
@@ -299,6 +306,12 @@ class LoaderService:
             rule = self._rules[block.source]
             return read_block(reader, block, rule, self._probes, self._waiting_probes)
 
+    def _read_rows(self, block: BlockId, reader: SourceReader, positions: frozenset[int]) -> HeldBlock:
+        """In a thread."""
+        with self._meter.work(f"read rows of {block.source}", len(positions)):
+            rule = self._rules[block.source]
+            return read_block(reader, block, rule, self._probes, self._waiting_probes, positions)
+
     def _note(self, held: HeldBlock) -> None:
         """Count what was compared, and say of each document once that its ids differ."""
         self._compared += held.compared
@@ -340,7 +353,7 @@ class LoaderService:
         async def take_from(block: BlockId, pieces: list[tuple[int, PieceRange]]) -> None:
             listing = listings.get((block.source, block.epoch), _ALL_SHARDS)
             reader = await self._listed(block.source, listing)
-            held = await self._block(block, reader)
+            held = await self._rows(block, reader, frozenset(piece.position for _, piece in pieces))
             rule = self._rules[block.source]
             for number, piece in pieces:
                 taking = take_silent if number in masked else take
@@ -353,32 +366,12 @@ class LoaderService:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
-def _block_id(request: loader_service_pb2.BlockRequest) -> BlockId:
-    return BlockId(request.source, request.epoch, request.block)
-
-
-def _asked(request: loader_service_pb2.FetchRequest) -> dict[BlockId, list[tuple[int, PieceRange]]]:
-    """Pieces with their number in the request, by block. Raises ConfigError for columns that don't fit."""
-    columns = (
-        request.source,
-        request.epoch,
-        request.block,
-        request.position,
-        request.start,
-        request.length,
-    )
-    if len({len(column) for column in columns}) != 1 or any(
-        s >= len(request.sources) for s in request.source
-    ):
-        raise ConfigError("fetch: columns of different lengths, or a source index beyond the list")
-    asked: dict[BlockId, list[tuple[int, PieceRange]]] = {}
-    for number, (source, epoch, block, *piece) in enumerate(zip(*columns, strict=True)):
-        asked.setdefault(BlockId(request.sources[source], epoch, block), []).append(
-            (number, PieceRange(*piece))
-        )
-    return asked
+def _check_block(block: BlockId, reader: SourceReader) -> None:
+    num_blocks = reader.order(block.epoch).num_blocks
+    if block.block >= num_blocks:
+        raise StateError(f"block {block}: the source has {num_blocks} blocks now; its files have changed")
 
 
 def _estimate(reader: SourceReader, block: BlockId) -> int:
-    extents = reader.order(block.epoch).block(block.block).extents
+    extents = reader.order(block.epoch).extents(block.block)
     return int(reader.index.extents.num_bytes[extents].sum() * _HELD_PER_SOURCE_BYTE)

@@ -13,7 +13,8 @@ from concurrent.futures import Executor
 import numpy as np
 
 from dataloader_svc.loader.decode import PieceRange, TakenPiece, decode, take
-from dataloader_svc.loader.read import BlockReader, HeldBlock
+from dataloader_svc.loader.probe import BlockReader
+from dataloader_svc.loader.read import HeldBlock
 from dataloader_svc.loader.rules import SampleRule
 from dataloader_svc.sample import BadRow, RowRef
 

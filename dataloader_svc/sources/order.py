@@ -87,11 +87,16 @@ class Order:
         block = int(np.searchsorted(self.block_starts, position, "right")) - 1
         return block, position - int(self.block_starts[block])
 
-    def block(self, block: int) -> BlockRows:
-        """Which row stands at each position of a block. IndexError outside 0 <= block < num_blocks."""
+    def extents(self, block: int) -> NDArray[np.int32]:
+        """int32 (e,) extents of a block, ascending. IndexError outside 0 <= block < num_blocks."""
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"block {block} is not in 0..{self.num_blocks - 1} of {self._source!r}")
-        extents = np.sort(self._permuted[self._first[block] : self._first[block + 1]])
+        extents: NDArray[np.int32] = np.sort(self._permuted[self._first[block] : self._first[block + 1]])
+        return extents
+
+    def block(self, block: int) -> BlockRows:
+        """Which row stands at each position of a block. IndexError outside 0 <= block < num_blocks."""
+        extents = self.extents(block)
         counts = self._extent_rows[extents]
         extent_index = np.repeat(np.arange(len(extents), dtype=np.int32), counts)
         row = (np.arange(len(extent_index)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.int32)

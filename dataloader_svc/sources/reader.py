@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,11 +31,13 @@ from dataloader_svc.sources.index import (
     make_format,
 )
 from dataloader_svc.sources.interleaved import roles_of, with_documents
-from dataloader_svc.sources.order import Order
+from dataloader_svc.sources.order import BlockRows, Order
 from dataloader_svc.sources.reduce import reduced
 from dataloader_svc.sources.repaired import Layouts, parts_of
 from dataloader_svc.storage import Storage
 from dataloader_svc.transforms.per_source import make_transforms
+
+NOT_ASKED_FOR = BadSample(Reason.FILTERED, "not asked for")
 
 _PARTS_KEPT = 8
 _ORDERS_KEPT = 3  # the epoch being read, the next one looked ahead to, and one that is re-read
@@ -212,8 +214,11 @@ class SourceReader:
         shard, extent = self.index.extent(int(rows.extents[rows.extent_index[offset]]))
         return RowRef(self.index.paths[shard], extent.first_row + int(rows.row[offset]))
 
-    def read_block(self, block: BlockId) -> BlockSamples:
-        """Read all samples of a block. Never raises for what the files hold: such samples are in `bad`."""
+    def read_block(self, block: BlockId, only: Collection[int] | None = None) -> BlockSamples:
+        """Read all samples of a block. Never raises for what the files hold: such samples are in `bad`.
+
+        only   positions: the others stand in `bad` too, and extents that hold none of these are not read
+        """
         order = self.order(block.epoch)
         layout = order.block(block.block)
         columns: dict[str, list[Any]] = {role: [] for role in self.roles}
@@ -221,21 +226,27 @@ class SourceReader:
         bad: dict[int, BadSample] = {}  # by place in file order; turned into positions below
         firsts: list[int] = []
         start = 0
-        for number in layout.extents.tolist():
-            rows, kept = self.read_extent(number), int(self.index.extents.kept[number])
+        asked, left_out = _asked_for(layout, int(order.block_starts[block.block]), only)
+        for index, number in enumerate(layout.extents.tolist()):
+            kept = int(self.index.extents.kept[number])
             firsts.append(start)
+            start += kept
+            if index not in asked:
+                for values in (*columns.values(), *raw.values()):
+                    values.extend([None] * kept)
+                continue
+            rows = self.read_extent(number)
             for role, values in columns.items():
                 values.extend(rows.columns[role][:kept])
             for name, values in raw.items():
                 values.extend(rows.raw[name][:kept])
-            bad.update((start + row, error) for row, error in rows.bad.items() if row < kept)
-            start += kept
+            bad.update((firsts[-1] + row, error) for row, error in rows.bad.items() if row < kept)
         places = np.array(firsts, np.int64)[layout.extent_index] + layout.row
         return BlockSamples(
             block=block,
             start=int(order.block_starts[block.block]),
             columns={role: _take(values, places) for role, values in columns.items()},
-            bad=_bad_by_position(bad, places),
+            bad=_bad_by_position(bad, places) | left_out,
             shard=self.index.extents.shard[layout.extents][layout.extent_index],
             row=self.index.extents.first_row[layout.extents][layout.extent_index] + layout.row,
             paths=self.index.paths,
@@ -339,6 +350,18 @@ def _joined(parts: Sequence[Rows]) -> Rows:
         },
         {name: [value for part in parts for value in part.raw[name]] for name in parts[0].raw},
     )
+
+
+def _asked_for(
+    layout: BlockRows, start: int, only: Collection[int] | None
+) -> tuple[Collection[int], dict[int, BadSample]]:
+    """Which of a block's extents to read, and its samples that are left out, by index, ascending."""
+    if only is None:
+        return range(len(layout.extents)), {}
+    wanted = np.zeros(len(layout.row), bool)
+    wanted[np.fromiter(only, np.int64, len(only)) - start] = True
+    extents = set(layout.extent_index[wanted].tolist())
+    return extents, dict.fromkeys(np.flatnonzero(~wanted).tolist(), NOT_ASKED_FOR)
 
 
 def _take(values: list[Any], places: NDArray[np.int64]) -> list[Any]:

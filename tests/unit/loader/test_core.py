@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader_svc.errors import Overloaded
-from dataloader_svc.loader.core import BlockTable, Failed, Forgotten, Read, Released, Used, Wanted
+from dataloader_svc.loader.core import (
+    BlockTable,
+    Failed,
+    Forgotten,
+    Read,
+    ReadInPart,
+    Released,
+    Used,
+    Wanted,
+)
 from dataloader_svc.sample import BlockId
 
 
@@ -87,6 +96,61 @@ def test_rereads_are_counted_where_memory_was_short() -> None:
     assert table.rereads == 1
 
 
+def table_short_of_room() -> BlockTable:
+    """Three blocks of 30 in 70: 0 had to go for 2."""
+    table = table_with(70, 30, 30)
+    assert table.apply(Wanted(block(2), 30)) == (block(0),)
+    table.apply(Read(block(2), 30))
+    return table
+
+
+def test_where_blocks_in_use_do_not_fit_those_held_stay_whatever_else_is_asked_for() -> None:
+    """Round and round, if the least recently used went, each read would push out what is needed next."""
+    table = table_short_of_room()
+    assert [block(number) in table for number in range(3)] == [False, True, True]
+    for turn in range(4):
+        for number in (range(3), (2, 0, 1))[turn % 2]:
+            if block(number) in table:
+                table.apply(Used(block(number)))
+            else:
+                assert not table.worth_its_room(block(number), 30)
+                assert table.apply(ReadInPart(block(number), 30)) == ()
+            table.validate()
+    assert (table.reads, table.rereads, table.held_blocks) == (7, 4, 2)
+    assert (table.leased_blocks, table.leased_bytes) == (3, 90)
+
+
+def test_a_block_asked_for_more_often_than_those_held_takes_their_place() -> None:
+    table = table_short_of_room()
+    table.apply(Used(block(1)))
+    table.apply(Used(block(2)))
+    for _ in range(2):
+        assert not table.worth_its_room(block(0), 30)
+        table.apply(ReadInPart(block(0), 30))
+    assert table.worth_its_room(block(0), 60), "neither was used meanwhile"
+    table.apply(Used(block(2)))
+    assert table.worth_its_room(block(0), 30)
+    assert not table.worth_its_room(block(0), 60)
+    assert table.apply(Wanted(block(0), 30)) == (block(1),)
+
+
+def test_a_block_is_worth_free_room_and_that_of_what_is_being_read_is_not_free() -> None:
+    table = table_with(70, 30)
+    assert table.worth_its_room(block(1), 40)
+    assert not table.worth_its_room(block(1), 41), "nothing is known of its use"
+    table.apply(Wanted(block(2), 40))
+    assert not table.worth_its_room(block(1), 1)
+    assert not BlockTable(70).worth_its_room(block(1), 71)
+
+
+def test_what_was_read_in_part_and_released_is_in_use_no_more() -> None:
+    table = table_with(70, 30)
+    table.apply(ReadInPart(block(1), 60))
+    assert (table.reads, table.rereads, table.leased_bytes) == (2, 0, 90)
+    assert table.apply(Released(block(1))) == ()
+    assert (table.leased_blocks, table.leased_bytes) == (1, 30)
+
+
 def test_release_of_what_is_not_held_is_nothing() -> None:
     table = table_with(60, 30)
     assert table.apply(Released(block(9))) == ()
@@ -96,7 +160,7 @@ def test_release_of_what_is_not_held_is_nothing() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["want", "read", "fail", "use", "release", "forget"]),
+            st.sampled_from(["want", "read", "part", "fail", "use", "release", "forget"]),
             st.integers(0, 5),
             st.integers(1, 60),
         ),
@@ -125,6 +189,12 @@ def test_any_order_of_events(events: list[tuple[str, int, int]]) -> None:
         elif name == "fail" and which in reading:
             reading.remove(which)
             table.apply(Failed(which))
+        elif name == "part" and which not in held and which not in reading:
+            if table.worth_its_room(which, size):
+                reading.add(which)
+                dropped = table.apply(Wanted(which, size))
+            else:
+                table.apply(ReadInPart(which, size))
         elif name == "use" and which in held:
             table.apply(Used(which))
         elif name in ("release", "forget"):

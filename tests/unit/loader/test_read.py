@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from PIL import Image
 
 from dataloader_svc.config.schema import Config
 from dataloader_svc.errors import Reason
+from dataloader_svc.loader.decode import PieceRange, take
 from dataloader_svc.loader.read import HeldBlock, probe_columns, read_block
 from dataloader_svc.loader.rules import SampleRule, sample_rule
 from dataloader_svc.rpc.convert import probe_from_frame, probe_to_frame
@@ -96,6 +97,28 @@ def test_media(
     assert held.media.data == tuple(f"pictures/{i}.png" for i in range(4)), "paths stay paths"
 
 
+def test_rows_read_alone_are_what_they_are_in_their_block(
+    config: Config, folder: Path, rules: dict[str, SampleRule], pool: ThreadPoolExecutor
+) -> None:
+    for name in ("web", "captions"):
+        reader = SourceReader(name, config.sources[name], folder, None, config.seed)
+        whole = read_block(reader, BlockId(name, 0, 0), rules[name], pool)
+        good = np.flatnonzero(np.diff(whole.id_offsets))
+        for index in good.tolist():
+            position = whole.start + index
+            part = read_block(reader, BlockId(name, 0, 0), rules[name], pool, only={position})
+            assert np.flatnonzero(np.diff(part.id_offsets)).tolist() == [index]
+            piece = PieceRange(position, 0, int(np.diff(whole.id_offsets)[index]))
+            expected, found = (take(held, piece, reader, rules[name]) for held in (whole, part))
+            assert found.ids.tolist() == expected.ids.tolist()
+            assert found.targets.tolist() == expected.targets.tolist()
+            assert [(m.start, m.grid, m.data) for m in found.media] == [
+                (m.start, m.grid, m.data) for m in expected.media
+            ]
+            assert found.row == expected.row
+        assert len(good) > 1, "there is something to leave out"
+
+
 def test_encoded_media_count_as_held(
     config: Config, folder: Path, rules: dict[str, SampleRule], pool: ThreadPoolExecutor
 ) -> None:
@@ -113,7 +136,8 @@ def test_encoded_media_count_as_held(
     )
 
     class Reader:
-        def read_block(self, _: BlockId) -> BlockSamples:
+        def read_block(self, _: BlockId, only: Collection[int] | None = None) -> BlockSamples:
+            assert only is None
             return samples
 
         def read_media(self, path: str, shard: str) -> bytes:

@@ -233,6 +233,38 @@ def test_memory_is_bounded_and_what_was_dropped_is_read_again(
     assert "loader.memory is 4000; raise it, or loader.count, or lower shuffle.block" in said[0]
 
 
+def test_blocks_that_do_not_fit_are_read_in_part_and_those_held_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, Any]] = []
+    real = service_module.read_block
+
+    def read(reader: Any, block: Any, rule: Any, *others: Any) -> Any:
+        asked.append((block.block, others[2] if len(others) > 2 else None))
+        return real(reader, block, rule, *others)
+
+    monkeypatch.setattr(service_module, "read_block", read)
+
+    async def scenario(service: LoaderService, peer: Peer) -> None:
+        columns = [await probe(peer, "web", block) for block in range(4)]
+        held = set(service._blocks)
+        assert 0 < len(held) < 4
+        asked.clear()
+        for turn in range(3):
+            pieces = [("web", i, c.start + turn, int(c.tokens[turn])) for i, c in enumerate(columns)]
+            frame = await fetch(peer, *pieces)
+            assert np.diff(frame.arrays["id_offsets"]).tolist() == [piece[3] for piece in pieces]
+            assert set(service._blocks) == held
+        lost = sorted(set(range(4)) - {block.block for block in held})
+        assert sorted(asked) == sorted(
+            (block, frozenset({columns[block].start + turn})) for block in lost for turn in range(3)
+        )
+        assert (await status(peer)).rereads == len(asked)
+        service._table.validate()
+
+    run(configured(loader={"memory": 4000}), folder, scenario)
+
+
 def test_reads_wait_for_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks that do not fit side by side are read one after the other; neither is refused."""
     gate = Gate(monkeypatch)

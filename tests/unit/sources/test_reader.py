@@ -97,6 +97,40 @@ def test_a_block_reads_its_own_extents_only(tmp_path, monkeypatch):
     assert len(read) < len(reader.index.extents) / 4
 
 
+def test_rows_of_a_block_read_only_the_extents_that_hold_them(tmp_path, monkeypatch):
+    real = SOURCES.get("jsonl")
+    read = []
+
+    class Counted(real):
+        def read(self, path, extent):
+            read.append(extent.first_row)
+            return super().read(path, extent)
+
+    rows = [TinyRow(text=None if i % 7 == 3 else f"row {i}") for i in range(60)]
+    monkeypatch.setitem(SOURCES._items, "jsonl", Counted)
+    reader = reader_of(tmp_path, rows, shuffle={"block": 1500})
+    name = BlockId("s", 2, 0)
+    whole = reader.read_block(name)
+    assert len(set(read)) == len(read) > 2
+    firsts = sorted(read)
+    for index in range(len(whole)):
+        read.clear()
+        part = reader.read_block(name, {whole.start + index})
+        assert read == [max(first for first in firsts if first <= whole.row[index])]
+        assert (part.start, len(part)) == (whole.start, len(whole))
+        assert part.row.tolist() == whole.row.tolist()
+        assert set(part.bad) == set(range(len(whole))) - {index} | ({index} & set(whole.bad))
+        if index in whole.bad:
+            assert str(part.bad[index]) == str(whole.bad[index])
+        else:
+            assert part.columns["text"][index] == whole.columns["text"][index]
+    read.clear()
+    reader.read_block(name, {whole.start, whole.start + 1, whole.start + len(whole) - 1})
+    assert len(read) <= 3
+    reader.read_block(name, set())
+    assert len(read) <= 3
+
+
 def test_orders_are_kept_for_a_few_epochs_only(tmp_path):
     reader = reader_of(tmp_path, tiny_rows(5))
     first = reader.order(0)
