@@ -157,15 +157,21 @@ def lengths(path: Path) -> None:
                 row(f"  {name}", f"{means[0]:.3f} / {means[1]:.3f}", known.get(name, ""), bound_text)
 
 
-def waiting(path: Path, per_rank: int = 8, max_age: int = 128, steps: int = 140, measured: int = 60) -> None:
-    """Dear samples wait for their like, at most `max_age` steps; of a stream, its last steps are measured."""
+def waiting(path: Path, cut: int, max_age: int = 128, steps: int = 140, measured: int = 60) -> None:
+    """64 x 8, where dear samples go over at most `cut` ranks and wait for their like, at most `max_age` steps.
+    Of a stream, its last steps are measured.
+    """
     read = pq.read_table(path)
     table = {name: read[name].to_numpy() for name in ("tokens", "image_tiles")}
     table["dataset"] = np.array(read["dataset"].to_pylist())
+    per_rank = 8
     count = RANKS * per_rank
     llm, tiles = draw(table, 0, count * (steps + 40))
     tokens = np.rint((np.sqrt(24576.0**2 + 4 * llm) - 24576) / 2).astype(np.int64)
     mean_length = int(tokens.mean() * per_rank)
+    # Over as many ranks as bring it to half an equal share; it goes when a part of it would.
+    over = np.clip(np.ceil(2 * llm / (llm.mean() * per_rank)), 1, cut).astype(np.int64)
+    tokens = np.maximum(tokens // over, 1)
     queue, waited, at = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     reached: list[list[float]] = []
     ages: list[np.ndarray] = []
@@ -174,20 +180,23 @@ def waiting(path: Path, per_rank: int = 8, max_age: int = 128, steps: int = 140,
         while lacking > 0:
             keys = np.append(queue, np.arange(at, at + new))
             age = np.append(waited, np.zeros(new, np.int64))
-            held = outliers(tokens[keys], age, llm[keys], RANKS, mean_length, max_age=max_age)
+            held = outliers(tokens[keys], age, (llm / over)[keys], RANKS, mean_length, max_age=max_age)
             lacking = count - int(np.count_nonzero(~held))
             new += max(lacking, 0)
         at += new
         queue, waited, going = keys[held], age[held] + 1, keys[~held]
         if step >= steps - measured:
             phases = np.stack([llm[going], tiles[going] * llm[going].sum() / tiles[going].sum() / 4])
-            rank = place(phases, RANKS)
-            reached.append([imbalance(loads(costs, rank, RANKS)) for costs in phases])
+            parts = np.repeat(phases / over[going], over[going], axis=1)
+            rank = place(parts, RANKS)
+            reached.append([imbalance(loads(costs, rank, RANKS)) for costs in parts])
             ages.append(age[~held])
     ends, delay = np.mean(reached, axis=0), np.concatenate(ages)
-    print(f"\nlengths: {RANKS} ranks x {per_rank}, dear samples wait at most {max_age} steps")
-    row("  one placement", f"{ends[0]:.3f} / {ends[1]:.3f}", "4.33", "1 / 1")
-    print(f"  mean age of a sample {delay.mean():.2f} steps, oldest {delay.max()}, {len(queue):,} still wait")
+    how = "whole" if cut == 1 else f"over {cut} ranks at most"
+    row(f"  they wait, {how}", f"{ends[0]:.3f} / {ends[1]:.3f}", "4.33", "1 / 1")
+    print(
+        f"    mean age of a sample {delay.mean():.2f} steps, oldest {delay.max()}, {len(queue):,} still wait"
+    )
 
 
 def main() -> None:
@@ -204,7 +213,9 @@ def main() -> None:
         trace(given.trace)
     if given.lengths:
         lengths(given.lengths)
-        waiting(given.lengths)
+        print(f"\nlengths: {RANKS} ranks x 8, dear samples wait at most 128 steps")
+        for cut in (1, 2, 4):
+            waiting(given.lengths, cut)
 
 
 if __name__ == "__main__":
