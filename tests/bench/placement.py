@@ -158,7 +158,7 @@ def lengths(path: Path) -> None:
 
 
 def waiting(path: Path, cut: int, max_age: int = 128, steps: int = 140, measured: int = 60) -> None:
-    """64 x 8, where dear samples go over at most `cut` ranks and wait for their like, at most `max_age` steps.
+    """64 x 8: dear samples go over at most `cut` ranks and wait for their like, at most `max_age` steps.
     Of a stream, its last steps are measured.
     """
     read = pq.read_table(path)
