@@ -68,7 +68,7 @@ class TimeSender:
 
 
 class LossSender:
-    """`add` a report: it is sent when those before it are answered. What fails is sent with the next one."""
+    """`add` a report: it is sent when those before it are answered. `send` sends what failed again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -84,9 +84,10 @@ class LossSender:
                 self.dropped += 1
                 return
             self._waiting.append(report)
-        self._send()
+        self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send what waits, unless something is on its way."""
         with self._lock:
             if self._flying or not self._waiting:
                 return
@@ -101,7 +102,7 @@ class LossSender:
                     self._waiting.popleft()
             self._flying = 0
         if answer is not None:
-            self._send()
+            self.send()
 
 
 class Feedback:
@@ -129,6 +130,7 @@ class Feedback:
         self.step = batch.step
         if self.sender is None:
             return
+        self.sender.send()
         spans = batch.manifest.columns
         counts = np.bincount(spans["span_source"], spans["span_length"], len(self._sources)).astype(
             np.float64

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataloader_client import Coords, DataServiceLoader, Mesh
+from dataloader_client import Coords, DataServiceLoader, Mesh, control
 from dataloader_client.losses import FloatArray, losses_by_source
 from reading import Fingerprint, assert_equal, fingerprint, take_step
 from real_job import Served, assert_gone, job_values, run_cli, serve, write_config, write_data
@@ -75,8 +75,17 @@ def train(
             found[step] = [fingerprint(each) for each in batches]
             for loader, each in zip(loaders, batches, strict=True):
                 loader.report(losses=sums(each))
+            if step > first and step % EVERY == 0:  # something of the period before was reported
+                settle(loaders, step)
             states.append(loaders[0].state_dict())
     return found, states
+
+
+def settle(loaders: list[DataServiceLoader], step: int) -> None:
+    """Wait until the period before `step` is decided: steps here are shorter than a report takes."""
+    while control.show_mixture(loaders[0]._transport()).adaptive.decided < step:
+        for loader in loaders:
+            loader._feedback.sender.send()
 
 
 def shown(served: Served) -> dict:
