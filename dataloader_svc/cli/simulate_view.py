@@ -19,7 +19,7 @@ REMEDIES = {
     "cut": "cut the dearest items over several ranks (context parallel)",
     "widen": "balance accumulated microbatches together",
     "wait": "let dear items wait for others (relaxed mode)",
-    "unequal": "let ranks have unequal numbers of items",
+    "unequal": "let ranks have unequal numbers of items (strategy.remedies, or counts: any)",
 }
 
 
