@@ -80,14 +80,12 @@ class Memory:
             raise WireError("memory that came over a line is not sealed in its size")
 
     def mapped(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Its first bytes, uint8 (num_bytes,), mapped privately for as long as a view of them lives."""
+        """Its first bytes, uint8 (num_bytes,), read only, mapped for as long as a view of them lives."""
         if not num_bytes:
             return np.empty(0, np.uint8)
+        # All pages at once. Were it writable, the system would copy each of them here for writes to come.
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
-        return np.frombuffer(
-            mmap.mmap(self.descriptor, num_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE),
-            np.uint8,
-        )
+        return np.frombuffer(mmap.mmap(self.descriptor, num_bytes, flags, mmap.PROT_READ), np.uint8)
 
     def copied(self, num_bytes: int) -> NDArray[np.uint8]:
         """A copy of its first bytes, uint8 (num_bytes,), at an address that is a multiple of ALIGN."""

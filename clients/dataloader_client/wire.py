@@ -33,6 +33,8 @@ DTYPES = frozenset(
 class Frame:
     """Named arrays (C-contiguous) and JSON-able `meta`.
 
+    written  members of the JSON object that `meta` is sent as, written already by who sends many such frames;
+             they stand in front of those of `meta`. Of received frames ""
     shared   memory uint8 (n,) in which all arrays lie and which the receiver maps: they are not sent
     socket   where a receiver on this host can attach for that; "": nowhere
     line     where a receiver on this host can ask for the next one; "": nowhere
@@ -45,6 +47,7 @@ class Frame:
     socket: str = ""
     line: str = ""
     packed: Mapping[str, Packed] = field(default_factory=dict)
+    written: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +70,7 @@ def encode(frame: Frame) -> Iterator[bytes]:
 def laid_out(frame: Frame) -> tuple[bytes, list[memoryview]]:
     """The header, and the payload as pieces that follow each other; none where it is shared."""
     header = common_pb2.FrameHeader(
-        meta_json=json.dumps(frame.meta, separators=(",", ":")),
+        meta_json="{" + ",".join(filter(None, (frame.written, members(frame.meta)))) + "}",
         shared_socket=frame.socket,
         line_socket=frame.line,
     )
@@ -93,6 +96,11 @@ def laid_out(frame: Frame) -> tuple[bytes, list[memoryview]]:
         offset += len(piece)
     header.payload_bytes = offset
     return header.SerializeToString(), pieces
+
+
+def members(meta: Mapping[str, Any]) -> str:
+    """Of a JSON object: the text between its braces."""
+    return json.dumps(meta, separators=(",", ":"))[1:-1]
 
 
 def _point_into(

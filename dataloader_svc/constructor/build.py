@@ -23,6 +23,7 @@ class BuiltStep:
     """Batches of a step by (dp rank, cp rank): a dict of arrays a microbatch. tp and pp ranks share them.
 
     meta   what FrameHeader.meta_json holds beside what differs between ranks
+    written   the same as `Frame.written`, with what else all ranks are told; "": only `meta` is known
     counts by dp rank: {"max_seqlen": [...], "num_tokens": [...]}, an entry a microbatch
     arenas by dp rank: where its arrays were made, if in shared memory
     """
@@ -32,6 +33,7 @@ class BuiltStep:
     meta: dict[str, Any]
     bad: tuple[Bad, ...]
     arenas: dict[int, Arena] = field(default_factory=dict)
+    written: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +60,9 @@ class BuiltStep:
             for number, part in enumerate(self.batches[rank.dp, rank.cp])
             for name, array in fields_of_stage(part, **stage).items()
         }
-        return Frame(arrays, {**self.meta, **self.counts[rank.dp]})
+        counts = self.counts[rank.dp]
+        meta = counts if self.written else {**self.meta, **counts}
+        return Frame(arrays, meta, written=self.written)
 
 
 def step_bytes(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[int, int]:

@@ -9,7 +9,6 @@ plan and the loaders. Runs on one event loop; knows no RPC that it answers (`ser
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_client import methods
 from dataloader_client._pb import common_pb2, plan_pb2, planner_service_pb2
+from dataloader_client.wire import members
 from dataloader_svc import faultpoint
 from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config
@@ -68,6 +68,7 @@ class Surroundings:
 class _Planned:
     plan: StepPlan
     meta: dict[str, Any]
+    state_json: str  # after the step; for ranks, and not read here
     need: tuple[int, int]  # (work, kept) bytes
     generation: int
 
@@ -298,7 +299,8 @@ class Session:
         plan = from_placed(placed)
         bound = bytes_needed if self._is.segments is None else step_bytes
         need = bound(plan, self.dp_ranks, self._form)
-        self._plans[plan.step] = _Planned(plan, _meta(placed), need, placed.generation)
+        state_json = placed.record.state_json or "{}"
+        self._plans[plan.step] = _Planned(plan, _meta(placed), state_json, need, placed.generation)
         self.apply(core.Planned(plan.step, *need))
         if placed.record.last:
             self._end_data(plan.step + 1)
@@ -345,7 +347,8 @@ class Session:
             "build": clock.monotonic() - came,
         }
         self.traces.append(trace)
-        built.meta.update({**planned.meta, "trace": trace})
+        told = members({**built.meta, **planned.meta, "trace": trace})
+        built = replace(built, written=f'"state":{planned.state_json},{told}')
         if built.bad:
             rows = [_quarantined(bad, plan.step, planned.generation) for bad in built.bad]
             await asyncio.to_thread(add_quarantine, self._is.store, rows)
@@ -366,10 +369,9 @@ def _quarantined(bad: Bad, step: int, generation: int) -> Quarantined:
 
 
 def _meta(placed: plan_pb2.PlacedPlan) -> dict[str, Any]:
-    """What of a plan goes to the ranks."""
+    """What of a plan goes to the ranks, beside the state."""
     return {
         "digest": placed.record.digest.hex(),
-        "state": json.loads(placed.record.state_json or "{}"),
         "metrics": {**placed.record.metrics, **placed.metrics},
         "trace": {"probe_wait": placed.probe_wait_seconds, "plan": placed.plan_seconds},
     }

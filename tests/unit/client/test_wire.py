@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,6 +29,13 @@ def test_round_trip(arrays: dict[str, np.ndarray]) -> None:
         assert back.arrays[name].dtype == array.dtype
         assert back.arrays[name].shape == array.shape
         assert back.arrays[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("written", "meta"), [("", {}), ('"state":{"a":[1,"é"]}', {}), ('"state":{}', {"step": 3})]
+)
+def test_members_that_were_written_before_stand_beside_meta(written: str, meta: dict[str, int]) -> None:
+    assert decode(encode(Frame({}, meta, written=written))).meta == {**json.loads(f"{{{written}}}"), **meta}
 
 
 def test_messages_are_at_most_a_chunk_and_arrays_aligned() -> None:

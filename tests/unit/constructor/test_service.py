@@ -372,7 +372,8 @@ def test_an_encoded_copy_counts_while_it_is_sent(monkeypatch, leaves):
     monkeypatch.setattr(encoding, "LEAST_BYTES", 1)  # the scripted steps are small
 
     async def test():
-        async with serving(wire={"compression": "zstd"}) as (job, reader):
+        # One step, so that none is built ahead while this looks at what is held.
+        async with serving(Script(num_steps=1), wire={"compression": "zstd"}) as (job, reader):
             await reader.join()
             await reader.read(0)
             service = job.constructors[0]
