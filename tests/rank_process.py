@@ -7,11 +7,26 @@ import subprocess
 import sys
 from typing import Any, Self
 
-from dataloader_client import DataServiceError, DataServiceLoader, Mesh
-from reading import fingerprint, take_step
 from real_job import REPO, environment
 
 WAIT_S = 60.0
+
+MAIN = """
+import json, sys
+from dataloader_client import DataServiceError, DataServiceLoader, Mesh
+from reading import fingerprint, take_step
+
+told = json.loads(sys.argv[1])
+try:
+    mesh = Mesh(dp=told["dp"])
+    with DataServiceLoader(told["address"], mesh=mesh, rank=told["rank"], state=told["state"]) as loader:
+        for line in sys.stdin:
+            steps = [fingerprint(take_step(loader)) for _ in range(int(line))]
+            print(json.dumps({"steps": steps, "state": loader.state_dict()}), flush=True)
+except DataServiceError as error:
+    print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
+"""
+"""Imports what a trainer imports, and nothing of the service."""
 
 
 class RankProcess:
@@ -21,7 +36,7 @@ class RankProcess:
         told = json.dumps({"address": address, "dp": dp, "rank": rank, "state": state})
         paths = environment()["PYTHONPATH"] + f":{REPO / 'tests'}"
         self.process = subprocess.Popen(
-            [sys.executable, __file__, told],
+            [sys.executable, "-c", MAIN, told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -55,19 +70,3 @@ class RankProcess:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-
-
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    try:
-        mesh = Mesh(dp=told["dp"])
-        with DataServiceLoader(told["address"], mesh=mesh, rank=told["rank"], state=told["state"]) as loader:
-            for line in sys.stdin:
-                steps = [fingerprint(take_step(loader)) for _ in range(int(line))]
-                print(json.dumps({"steps": steps, "state": loader.state_dict()}), flush=True)
-    except DataServiceError as error:
-        print(json.dumps({"error": type(error).__name__, "text": str(error)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

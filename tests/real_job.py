@@ -304,14 +304,25 @@ def named_segments() -> set[Path]:
 
 
 def users(path: Path) -> list[psutil.Process]:
-    """Processes that have it open or mapped."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            if str(path) in maps or any(file.path == str(path) for file in process.open_files()):
-                found.append(process)
-    return found
+    """Processes that have it open or mapped. By its number: a semaphore is mapped under another name."""
+    with contextlib.suppress(OSError):
+        number = str(path.stat().st_ino)
+        return [process for process in psutil.process_iter() if _uses(process, path.parent, number)]
+    return []
+
+
+def _uses(process: psutil.Process, folder: Path, number: str) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)  # range, rights, offset, device, inode, path
+            if fields[4] == number and fields[-1].startswith(f"{folder}/"):
+                return True
+        return any(
+            str(Path(file.path).stat().st_ino) == number
+            for file in process.open_files()
+            if file.path.startswith(f"{folder}/")
+        )
+    return False
 
 
 def new_segments(before: set[Path]) -> set[Path]:
