@@ -38,10 +38,19 @@ def variable(
     task = Task.checked(lengths, num_sequences, capacity, priority, costs, limits)
     first = task.urgency > task.urgency.min(initial=0)
     if first.any():  # by one priority after the other, sequences can't be as level
-        result = _packed(replace(task, urgency=np.zeros_like(task.urgency)))
+        result = _oldest_first(task, _packed(replace(task, urgency=np.zeros_like(task.urgency))))
         if (result[first] >= 0).all() and _judged(task, result) <= _judged(task, filled(task)):
             return result
     return _packed(task)
+
+
+def _oldest_first(task: Task, result: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Pieces alike in all but their priority share out their places by it, not by which came first."""
+    _, kind = np.unique(np.column_stack([task.sizes, task.price, *task.weights]), axis=0, return_inverse=True)
+    left_over = result < 0
+    dealt = np.empty_like(result)
+    dealt[np.lexsort((-task.urgency, kind))] = result[np.lexsort((result, left_over, kind))]
+    return dealt
 
 
 def _packed(task: Task) -> NDArray[np.int32]:
