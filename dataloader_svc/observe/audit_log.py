@@ -182,8 +182,10 @@ def mixture_findings(
 
     By the schedule and the changes that the states name, from what `base` says that each source is owed.
     """
-    owed: dict[str, float] = defaultdict(float, base["credits"])
     before, worst = base["sources"], 0.0
+    credits_ = base["credits"]  # by name in version 1 of the state, in the order of the names since
+    by_name = credits_ if isinstance(credits_, Mapping) else dict(zip(sorted(before), credits_, strict=True))
+    owed: dict[str, float] = defaultdict(float, by_name)
     for entry in entries:
         now = entry.state["sources"]
         drawn = {name: now[name][unit] - before[name][unit] for name in now}

@@ -20,11 +20,17 @@ from dataloader_svc.errors import StateError
 from dataloader_svc.planner.change import Change, in_force
 from dataloader_svc.planner.pieces import Pieces
 from dataloader_svc.planner.skip import Skip
+from dataloader_svc.planner.state_json import (
+    HASHED_VERSION,
+    READ_VERSIONS,
+    config_of,
+    credits_of,
+    cut_each,
+    listing_of,
+    to_values,
+    waiting_of,
+)
 from dataloader_svc.sample import Listing
-
-VERSION = 1
-
-_MOST_WAITING = 1 << 24  # pieces; a step's worth waits, of a document that is split as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +122,7 @@ class State:
 
     def to_json(self) -> str:
         """Compact and canonical: equal states give equal text. Floats survive the way there and back."""
-        values: dict[str, Any] = {
-            "version": VERSION,
-            "seed": self.seed,
-            "step": self.step,
-            "sources": {name: _source_json(source) for name, source in self.sources.items()},
-            "credits": {name: source.credit for name, source in self.sources.items()},
-            "waiting": _waiting_json(self.names, self.waiting, self.age),
-            "largest": self.largest,
-            "config": _config_json(self.config),
-        }
-        if self.ended:
-            values["ended"] = True
-        if self.readmitted != (0, 0):
-            values["readmitted"] = list(self.readmitted)
-        if self.job:
-            values["job"] = self.job
-        if self.skips:
-            values["skips"] = [skip.to_json() for skip in self.skips]
-        if self.mixture:
-            values["mixture"] = [change.to_json() for change in self.mixture]
-        return json.dumps(values, separators=(",", ":"))
+        return json.dumps(to_values(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -146,8 +132,9 @@ class State:
             version = values["version"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StateError("the state is no state_dict of this service: it lacks a version") from None
-        if version != VERSION:
-            raise StateError(f"the state has version {version}; this service reads version {VERSION}")
+        if version not in READ_VERSIONS:
+            read = " and ".join(map(str, READ_VERSIONS))
+            raise StateError(f"the state has version {version}; this service reads versions {read}")
         try:
             state = cls._parse(values)
             _check_numbers(state)
@@ -159,27 +146,29 @@ class State:
 
     @classmethod
     def _parse(cls, values: dict[str, Any]) -> Self:
+        credits_ = credits_of(values)
+        listings = {name: listing_of(entry) for name, entry in values["sources"].items()}
         sources = {
             name: SourceState(
                 epoch=int(entry["epoch"]),
                 position=int(entry["position"]),
                 samples=int(entry["samples"]),
                 tokens=int(entry["tokens"]),
-                credit=float(values["credits"][name]),
-                index=str(entry.get("index", "")),
+                credit=credits_[name],
+                index=listings[name][1],
                 bad={str(reason): int(count) for reason, count in entry.get("bad", {}).items()},
-                shards=int(entry.get("shards", 0)),
+                shards=listings[name][0],
                 before=tuple((int(last), int(n), str(digest)) for last, n, digest in entry.get("before", ())),
             )
             for name, entry in sorted(values["sources"].items())
         }
-        waiting, age = _waiting_columns(tuple(sources), values["waiting"])
+        waiting, age = waiting_of(tuple(sources), values["waiting"])
         number, done = values.get("readmitted", (0, 0))
         return cls(
             seed=int(values["seed"]),
             step=int(values["step"]),
             sources=sources,
-            config=_config_entries(values["config"]),
+            config=config_of(values),
             waiting=waiting,
             age=age,
             largest=int(values["largest"]),
@@ -191,8 +180,9 @@ class State:
         )
 
     def hash(self) -> str:
-        """Of the canonical text: the same for every copy of this state."""
-        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+        """The same for every copy of this state, whichever version of the service has written it."""
+        text = json.dumps(to_values(self, HASHED_VERSION), separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def renamed(self, config: Mapping[str, str]) -> State:
         """This state with its sources under the names that they have in settings with the hashes `config`.
@@ -288,72 +278,6 @@ def _renamed_entry(entry: str, names: Mapping[str, str]) -> str:
     return f"{kind}/{names.get(name, name)}" if name else entry
 
 
-def _config_json(config: Mapping[str, str]) -> dict[str, str | list[str]]:
-    """Entry -> hashes, or hashes -> its entries where several share them: of 300 sources most are alike."""
-    entries: dict[str, list[str]] = {}
-    for entry, hashes in sorted(config.items()):
-        entries.setdefault(hashes, []).append(entry)
-    rows = [(same[0], hashes) if len(same) == 1 else (hashes, same) for hashes, same in entries.items()]
-    return dict(sorted(rows))
-
-
-def _config_entries(values: Mapping[str, str | list[str]]) -> dict[str, str]:
-    """The inverse."""
-    rows = (
-        (entry, key if isinstance(value, list) else value)
-        for key, value in values.items()
-        for entry in (value if isinstance(value, list) else [key])
-    )
-    return {str(entry): str(hashes) for entry, hashes in sorted(rows)}
-
-
-def _source_json(source: SourceState) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "epoch": source.epoch,
-        "position": source.position,
-        "samples": source.samples,
-        "tokens": source.tokens,
-    }
-    if source.index:
-        entry["index"] = source.index
-    if source.shards:
-        entry["shards"] = source.shards
-    if source.before:
-        entry["before"] = [list(listing) for listing in source.before]
-    if source.bad:
-        entry["bad"] = dict(sorted(source.bad.items()))
-    return entry
-
-
-def _waiting_json(names: tuple[str, ...], waiting: Pieces, age: NDArray[np.int64]) -> list[list[Any]]:
-    """[source, epoch, position, start, length, patches, block, age, piece length] of each run of pieces, and
-    where it has any, its mel frames and number of media.
-
-    A run is what follows in the same document without media, in pieces of one length, the last perhaps
-    shorter: what a very long document leaves over is one entry.
-    """
-    if not len(waiting):
-        return []
-    follows = waiting.start[1:] == waiting.start[:-1] + waiting.length[:-1]
-    follows &= ~waiting.has_media[1:] & ~waiting.has_media[:-1] & (age[1:] == age[:-1])
-    for column in (waiting.source, waiting.epoch, waiting.position):
-        follows &= column[1:] == column[:-1]
-    follows &= waiting.length[1:] <= waiting.length[:-1]
-    shortens = follows & (waiting.length[1:] < waiting.length[:-1])
-    follows[1:] &= ~shortens[:-1]  # nothing follows the shorter last piece of a run
-    first = np.flatnonzero(np.concatenate([[True], ~follows]))
-    run, length = waiting.take(first), np.add.reduceat(waiting.length, first)
-    columns = (
-        *(run.epoch, run.position, run.start, length, run.patches, run.block),
-        *(age[first], run.length, run.frames, run.media),
-    )
-    rows = np.stack(columns, axis=1).tolist()
-    for row in rows:
-        while len(row) > 8 and not row[-1]:  # as it was written before there were these two
-            row.pop()
-    return [[names[source], *row] for source, row in zip(run.source.tolist(), rows, strict=True)]
-
-
 def _check_numbers(state: State) -> None:
     """ValueError for what neither a store nor a column can hold."""
     numbers = [state.step, state.largest, *state.readmitted]
@@ -361,17 +285,6 @@ def _check_numbers(state: State) -> None:
         numbers += [source.epoch, source.position, source.samples, source.tokens]
     if not all(0 <= number < 2**62 for number in numbers):
         raise ValueError("it holds a number below 0, or above all that can be")
-
-
-def _waiting_columns(names: tuple[str, ...], runs: list[list[Any]]) -> tuple[Pieces, NDArray[np.int64]]:
-    number = {name: index for index, name in enumerate(names)}
-    table = np.array([[number[name], *row, 0, 0][:11] for name, *row in runs], np.int64).reshape(-1, 11)
-    source, epoch, position, start, length, patches, block, age, piece, frames, media = table.T
-    if (table < 0).any() or (piece < 1).any() or (length // np.maximum(piece, 1)).sum() > _MOST_WAITING:
-        raise ValueError("waiting samples have numbers that can't be")
-    whole = Pieces(source, epoch, position, start, length, patches, block, frames, media)
-    pieces, index = _cut_each(whole, piece)
-    return pieces, age[index]
 
 
 def _recut(
@@ -393,15 +306,5 @@ def _recut(
             f"{waiting.length[first]} tokens, and sequence_length is now {sequence_length}: resume once with "
             "the old sequence_length"
         )
-    cut, index = _cut_each(waiting, np.full(len(waiting), sequence_length))
+    cut, index = cut_each(waiting, np.full(len(waiting), sequence_length))
     return cut, age[index]
-
-
-def _cut_each(pieces: Pieces, limit: NDArray[np.int64]) -> tuple[Pieces, NDArray[np.int64]]:
-    """Pieces of at most `limit` (n,) tokens, and which of `pieces` each is of."""
-    counts = -(-pieces.length // limit)
-    index = np.repeat(np.arange(len(pieces)), counts)
-    before = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * limit[index]
-    cut = pieces.take(index)
-    length = np.minimum(limit[index], cut.length - before)
-    return replace(cut, start=cut.start + before, length=length), index

@@ -19,7 +19,7 @@ from dataloader_svc.constructor import peers
 from dataloader_svc.constructor.service import CALL_TIMEOUT_S
 from dataloader_svc.planner import core, loaders
 from dataloader_svc.planner.plan import VERSION as RECORD_VERSION
-from dataloader_svc.planner.state import VERSION as STATE_VERSION
+from dataloader_svc.planner.state_json import VERSION as STATE_VERSION
 from dataloader_svc.rpc.answers import SERVICES
 from dataloader_svc.rpc.status import code_of
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataloader_client.checkpoint import Checkpoint
 from dataloader_svc.config.digest import compare
@@ -56,7 +58,7 @@ def test_a_trainers_copy_through_its_own_json_is_the_same_state():
 
 def test_what_audits_read_of_it():
     values = json.loads(state().to_json())
-    assert values["version"] == 1
+    assert values["version"] == 2
     assert values["step"] == 5
     assert values["sources"]["a"]["epoch"] == 1
     assert values["sources"]["a"]["position"] == 30
@@ -96,6 +98,62 @@ def test_only_real_runs_are_joined(rows, ages):
     assert after.age.tolist() == ages
 
 
+FIRST_VERSION = """{"version":1,"seed":7,"step":5,"sources":{"a":{"epoch":1,"position":30,"samples":90,
+"tokens":900,"index":"00ff00ff00ff00ff","shards":4,"before":[[0,3,"0123456789abcdef"]],"bad":{"empty_text":2}},
+"b":{"epoch":0,"position":4,"samples":5,"tokens":60,"index":"feedfeedfeedfeed","shards":1},"c":{"epoch":0,
+"position":0,"samples":0,"tokens":0},"d":{"epoch":0,"position":0,"samples":0,"tokens":0,"index":"no digits"}},
+"credits":{"a":-3.25,"b":0.1,"c":3.15,"d":0.0},"waiting":[["a",1,29,0,7,0,2,2,7],["b",0,3,8,9,64,0,1,9,0,2]],
+"largest":50,"config":{"cccc-0003":["source/c","source/d"],"job":"1234-5678","source/a":"aaaa-0001",
+"source/b":"bbbb-0002","was/b":"old"}}"""
+
+
+def test_a_state_of_the_first_version_is_the_same_state_for_ever():
+    """Its hash as well, by which a session that began under it knows its ranks again."""
+    first = State.from_json(FIRST_VERSION)
+    assert first.hash() == "38f7c4a9ebe1663e3ef0994f1e94bd86"  # as that version had it
+    assert first.sources["a"] == SourceState(
+        *(1, 30, 90, 900, -3.25, "00ff00ff00ff00ff", {"empty_text": 2}, 4, ((0, 3, "0123456789abcdef"),))
+    )
+    assert first.sources["d"].index == "no digits"
+    assert first.config["source/b"] == "bbbb-0002"
+    text = first.to_json()
+    assert '"version":2' in text
+    assert "00ff00ff" not in text
+    assert "bbbb" not in text
+    for written in (text, json.dumps(json.loads(text), sort_keys=True)):
+        again = State.from_json(written)
+        assert again.to_json() == text
+        assert again.hash() == first.hash()
+        assert (again.sources, again.config) == (first.sources, first.config)
+
+
+@given(
+    digests=st.lists(
+        st.from_regex(r"[0-9a-f]{0,17}", fullmatch=True)
+        | st.from_regex(r"([0-9a-f]{4}-){0,14}[0-9a-f]{1,4}", fullmatch=True)
+        | st.text(st.characters(codec="utf-8"), max_size=9).filter(lambda text: not text.startswith("=")),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_any_digest_comes_back_as_it_was(digests):
+    sources = {f"{n}": SourceState(index=digest, shards=n) for n, digest in enumerate(digests)}
+    config = {f"source/{n}": digest for n, digest in enumerate(digests)}
+    before = State(1, 0, sources, config)
+    after = State.from_json(before.to_json())
+    assert (after.sources, after.config) == (before.sources, before.config)
+
+
+def test_three_hundred_sources_that_all_differ_fit_into_what_is_promised():
+    sources = {
+        f"source-{n:03}": SourceState(3, 10**7 + n, 2 * 10**7, 10**10, -n / 7, f"{n:016x}", shards=128)
+        for n in range(306)
+    }
+    config = {f"source/{name}": "-".join([f"{n:04x}"] * 13) for n, name in enumerate(sources)}
+    late = state(sources=sources, config=config, waiting=pieces(), age=np.empty(0, np.int64))
+    assert len(json.dumps(json.loads(late.to_json()))) < 62 * 1024
+
+
 def test_three_hundred_sources_take_kilobytes():
     sources = {
         f"source-{n:03}": SourceState(
@@ -113,9 +171,12 @@ def test_three_hundred_sources_take_kilobytes():
         ("", "no state_dict of this service"),
         ("[1]", "no state_dict of this service"),
         ("{}", "lacks a version"),
-        ('{"version": 2}', "has version 2; this service reads version 1"),
+        ('{"version": 3}', "has version 3; this service reads versions 1 and 2"),
         ('{"version": 1}', "damaged .*KeyError.*use an older checkpoint"),
         ('{"version": 1, "sources": []}', "damaged"),
+        (state().to_json().replace('"credits":[', '"credits":[0.5,'), "damaged .*ValueError"),
+        (state().to_json().replace('"index":[0,"=qg"]', '"index":[0,"=q"]'), "damaged .*Error"),
+        (state().to_json().replace('"index":[0,"=qg"]', '"index":"=qg"'), "'=qg' is no digest"),
     ],
 )
 def test_what_is_no_state(text, message):
@@ -280,8 +341,9 @@ def test_a_checkpoint_of_306_sources_is_small_and_the_same_on_every_rank():
 def test_hashes_that_sources_share_stand_there_once():
     config = {"job": "1", "source/a": "x-y", "source/b": "x-z", "source/c": "x-y", "was/c": "k"}
     before = state(config=config)
-    values = json.loads(before.to_json())["config"]
-    assert values == {"job": "1", "source/b": "x-z", "was/c": "k", "x-y": ["source/a", "source/c"]}
+    values = json.loads(before.to_json())
+    assert values["config"] == {"job": "1", "was/c": "k", "x-y": ["source/a", "source/c"]}
+    assert values["sources"]["b"]["hash"] == "x-z"
     assert dict(State.from_json(before.to_json()).config) == config
     old = json.loads(before.to_json()) | {"config": config}  # as states of before have it
     assert State.from_json(json.dumps(old)).hash() == before.hash()
