@@ -24,8 +24,8 @@ def write(results: Results, path: Path, command: str) -> int:
 
     Raises ValueError where the file is there and is not a list of such rows: it is not overwritten.
     """
-    rows = {_key(row): row for row in _read(path)}
-    for row in results.rows():
+    rows = results.rows()
+    for row in rows:
         row |= {name: float(f"{row[name]:.{DIGITS}g}") for name in ("ours", "theirs", "ratio")}
         row |= {
             "runs": len(results.runs[row["workload"], row["style"]][row["peer"]]),
@@ -34,7 +34,12 @@ def write(results: Results, path: Path, command: str) -> int:
             "others": {name: round(_others(results, row, name), 2) for name in (OURS, row["peer"])},
             "command": command,
         }
-        rows[_key(row)] = row
+    return merge(rows, path)
+
+
+def merge(new: list[dict[str, Any]], path: Path) -> int:
+    """Put rows into the file in place of those with their key; see `write`."""
+    rows = {_key(row): row for row in [*_read(path), *new]}
     path.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=1, ensure_ascii=False) + "\n")
     return len(rows)
 
