@@ -5,8 +5,9 @@
 A service, and a trainer's process a rank that takes batches as fast as they come and looks at nothing. CPU
 milliseconds a step are what the kernel counted for the threads of each process (schedstat, nanoseconds; user
 and system) while the ranks took their steps. A busy machine makes them more, up to twice, since processes
-share its caches and cores; so compare within one run, or runs in turn. Of the threads gRPC's own are told
-apart, which work where no Python is.
+share its caches and cores; so compare within one run, or runs in turn. What does not depend on it: how often
+threads go to sleep a step (voluntary context switches), each of which somebody ends by waking them. Of the
+threads gRPC's own are told apart, which work where no Python is.
 
 Parts are the innermost line of ours on the stack, by file, as py-spy saw it 250 times a second (pip install
 py-spy; without it, no parts are shown): their shares of the CPU of Python's threads. What has no line of ours
@@ -45,7 +46,8 @@ LOOP = ("engine/child.py", "engine/role.py")
 WAKING = re.compile(
     r"select \(selectors|_worker \(concurrent|_(write_to|read_from)_self|submit \(concurrent|_run_once"
 )
-PYTHON, GRPC = "Python", "gRPC"
+PYTHON, GRPC, SLEEPS = "Python", "gRPC", "sleeps"
+ASLEEP = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 GRPC_THREADS = ("event_engine", "grpc", "resolver", "timer")
 
 
@@ -104,8 +106,8 @@ def take(ranks: list[subprocess.Popen[str]]) -> int:
 # ---- what processes used
 
 
-def cpu_seconds(pid: int) -> Counter[str]:
-    """CPU seconds of the live threads of a process, by kind."""
+def counted(pid: int) -> Counter[str]:
+    """CPU seconds of the live threads of a process, by kind, and how often they went to sleep."""
     used: Counter[str] = Counter()
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended
@@ -113,13 +115,14 @@ def cpu_seconds(pid: int) -> Counter[str]:
                 (task / "comm").read_text(),
                 int((task / "schedstat").read_text().split()[0]) / 1e9,
             )
+            used[SLEEPS] += int(ASLEEP.findall((task / "status").read_text())[0])
             used[GRPC if name.startswith(GRPC_THREADS) else PYTHON] += seconds
     return used
 
 
 @dataclass(slots=True)
 class Used:
-    """By a role's processes while steps were taken: CPU seconds by kind of thread, and samples by part."""
+    """By a role's processes while steps were taken: as `counted`, and samples by part."""
 
     threads: Counter[str] = field(default_factory=Counter)
     samples: Counter[str] = field(default_factory=Counter)
@@ -172,10 +175,10 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Used], int]:
             pids = [(name.rpartition("-")[0], pid) for name, pid in roles.items()]
             pids += [("trainer", process.pid) for process in ranks]
             used: dict[str, Used] = {role: Used() for role, _ in pids}
-            before = [cpu_seconds(pid) for _, pid in pids]
+            before = [counted(pid) for _, pid in pids]
             tokens = take(ranks)
             for (role, pid), earlier in zip(pids, before, strict=True):
-                used[role].threads += cpu_seconds(pid) - earlier
+                used[role].threads += counted(pid) - earlier
             watches = [(role, Watch(pid, folder)) for role, pid in pids] if shutil.which("py-spy") else []
             take(ranks)
             for role, watch in watches:
@@ -199,8 +202,9 @@ def main() -> None:
     ms = 1e3 / args.steps
     rows = {
         role: {
-            "ms": sum(each.threads.values()) * ms,
-            "threads": {kind: seconds * ms for kind, seconds in each.threads.items()},
+            "ms": (each.threads[PYTHON] + each.threads[GRPC]) * ms,
+            "threads": {kind: each.threads[kind] * ms for kind in (PYTHON, GRPC)},
+            "sleeps": each.threads[SLEEPS] / args.steps,
             "parts": {part: seconds * ms for part, seconds in each.parts().items()},
         }
         for role, each in used.items()
@@ -217,9 +221,8 @@ def main() -> None:
     print(f"{args.ranks} ranks, {tokens / args.steps:,.0f} tokens a step: {total:.1f} ms of CPU a step")
     print(f"{summary['tokens_per_cpu_s'] / 1e6:.2f} M tokens a CPU second")
     for role, row in rows.items():
-        print(
-            f"{role:12} {row['ms']:6.2f} ms   of it in gRPC's own threads {row['threads'].get(GRPC, 0.0):.2f}"
-        )
+        grpc, sleeps = row["threads"][GRPC], row["sleeps"]
+        print(f"{role:12} {row['ms']:6.2f} ms   of gRPC's own threads {grpc:.2f}   asleep {sleeps:.1f} times")
         for part, value in row["parts"].items():
             if value >= 0.01 * total:
                 print(f"    {value:6.2f}  {part}")
