@@ -15,11 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from real_job import RUN_MARK, described, marked_processes, named_segments, users, write_data
 
-settings.register_profile("no deadlines", deadline=None)  # a busy machine is no counter-example
+# A busy machine is no counter-example.
+settings.register_profile("no deadlines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no deadlines")
 
 LINGER_S = 10.0
