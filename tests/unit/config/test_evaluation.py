@@ -28,7 +28,7 @@ sources:
   web: {format: jsonl, path: web.jsonl, text: text, transforms: [{subset: 0.5}]}
   old: {format: jsonl, path: old.jsonl, text: text, was: older}
 mixture:
-  schedule: [{step: 0, web: 1, old: 1}]
+  {schedule: [{step: 0, web: 1, old: 1}], adaptive: {rule: learning_speed}}
 strategy: {mode: relaxed, calibrate: true}
 constructor: {memory: 1GiB, shared_memory: 256MiB}
 evaluation:
@@ -70,6 +70,7 @@ def test_evaluation_is_a_job_that_ends(tmp_path: Path) -> None:
     assert (view.num_sequences, view.last_batch, view.job) == (8, "pad", "held")
     assert view.strategy.waiting is None
     assert not view.strategy.calibrate
+    assert view.mixture.adaptive is None  # what it loses is no reason to read other data of it
     assert of_evaluation(config_of(tmp_path, JOB.replace("  global_batch: {", "  #"))).num_sequences == 64
 
 
