@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dataloader_client.batch import FIELDS
 from dataloader_client.wire import ALIGN, Frame
-from dataloader_svc.constructor.collate import Form, bytes_needed, collate
+from dataloader_svc.constructor.collate import Form, bytes_by_rank, bytes_needed, collate
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.segments import PAGE, Arena, Segments
 from dataloader_svc.constructor.slice import Cut, fields_of_stage, slices
@@ -70,8 +70,12 @@ def step_bytes(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[in
     memory: arrays begin at multiples of ALIGN, and a dp rank's end is that of a page.
     """
     work, kept = bytes_needed(plan, dp_ranks, form)
-    gaps = form.cp * plan.num_microbatches * len(FIELDS) * ALIGN
-    return work, kept + len(dp_ranks) * (gaps + PAGE)
+    return work, kept + len(dp_ranks) * _gaps(plan, form)
+
+
+def _gaps(plan: StepPlan, form: Form) -> int:
+    """Bytes between the arrays of a dp rank and behind them, at most."""
+    return form.cp * plan.num_microbatches * len(FIELDS) * ALIGN + PAGE
 
 
 def build_step(
@@ -91,8 +95,9 @@ def build_step(
     batches: dict[tuple[int, int], list[dict[str, NDArray[Any]]]] = {}
     counts, arenas = {}, {}
     served = sorted(dp_ranks)
+    kept = bytes_by_rank(plan, frozenset(served), form)[2]
     for dp in served:
-        bound = step_bytes(plan, frozenset([dp]), form)[1]
+        bound = kept[dp] + _gaps(plan, form)
         arena = None if segments is None else segments.arena(dp, len(served), bound)
         # Uncut arrays of several cp ranks are only what theirs are made of.
         empty = np.empty if arena is None or form.cp > 1 else arena.empty

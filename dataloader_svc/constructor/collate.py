@@ -338,6 +338,14 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
 
     Known before anything is fetched. With cp > 1 a medium may be wanted by every cp rank.
     """
+    everything, uncut, kept = bytes_by_rank(plan, dp_ranks, form)
+    return everything + sum(uncut.values()), sum(kept.values())
+
+
+def bytes_by_rank(
+    plan: StepPlan, dp_ranks: frozenset[int], form: Form
+) -> tuple[int, dict[int, int], dict[int, int]]:
+    """The same: bytes of the whole step while it is built; beside them, by dp rank; and kept, by dp rank."""
     # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
     # adds index and position, 8 each, and on every cp rank a frame, which has one at least, its time, and a
     # clip of sound, which has one at least, its length.
@@ -346,27 +354,45 @@ def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[
     per_token, per_piece, fetched = 44, 48, 6
     if form.pairs:
         per_token, per_piece = per_token + 4, per_piece + 16
-    sums = plan.sequence_tokens
     num_bytes = plan.patches * form.pixel_width + plan.frames * 4 * form.mel_bins
     indexed = plan.patches // form.merge**2 * (16 + 4 * form.cp)
     indexed += plan.frames // form.frames_per_token * (16 + 8 * form.cp)
-    spot = plan.dp_rank * plan.num_microbatches + plan.microbatch
-    longest = np.zeros(int(spot.max(initial=0)) + 1, np.int64)
-    np.maximum.at(longest, spot, sums)
-    mine = np.isin(plan.dp_rank, list(dp_ranks))
-    low, high = plan.sequence_offsets[:-1][mine], plan.sequence_offsets[1:][mine]
-    totals = (np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed))
-    payload, placeholders = (int((total[high] - total[low]).sum()) for total in totals)
-    pieces = int((high - low).sum()) + 2 * len(low)
-    tokens = sum(map(form.padded, sums[mine].tolist(), longest[spot[mine]].tolist()))
+    ranks = np.array(sorted(dp_ranks), np.int64)
+    size = max(int(plan.dp_rank.max(initial=0)), int(ranks.max(initial=0))) + 1
+
+    def of_ranks(by_sequence: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sums by rank; exact, below 2^53."""
+        sums: NDArray[np.int64] = np.bincount(plan.dp_rank, by_sequence, size).astype(np.int64)[ranks]
+        return sums
+
+    low, high = plan.sequence_offsets[:-1], plan.sequence_offsets[1:]
+    totals = [np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed)]
+    payload, placeholders = (of_ranks(total[high] - total[low]) for total in totals)
+    pieces = of_ranks(high - low + 2)
     # An empty microbatch still has its padding.
-    tokens += plan.num_microbatches * len(dp_ranks) * form.padded(0)
-    uncut = tokens * per_token + payload + placeholders
+    tokens = of_ranks(_padded(plan, form)) + plan.num_microbatches * form.padded(0)
+    uncut = tokens * per_token + payload + placeholders if form.cp > 1 else tokens
     kept = tokens * per_token + pieces * per_piece + payload * form.cp + placeholders
     if form.ensure_modality:
-        kept += placeholder_bytes(form) * plan.num_microbatches * len(dp_ranks) * form.cp
+        kept += placeholder_bytes(form) * plan.num_microbatches * form.cp
     everything = int(plan.length.sum()) * fetched + int(num_bytes.sum())
-    return everything + (uncut if form.cp > 1 else tokens), kept
+    names = ranks.tolist()
+    uncut_of, kept_of = (dict(zip(names, column.tolist(), strict=True)) for column in (uncut, kept))
+    return everything, uncut_of, kept_of
 
 
-__all__ = ["Empty", "Form", "Microbatch", "bytes_needed", "collate", "ragged"]
+def _padded(plan: StepPlan, form: Form) -> NDArray[np.int64]:
+    """(N,) length of each sequence with its padding, as `Form.padded`."""
+    tokens = plan.sequence_tokens
+    if form.layout == "padded" and form.to_longest:
+        spot = plan.dp_rank * plan.num_microbatches + plan.microbatch
+        longest = np.zeros(int(spot.max(initial=0)) + 1, np.int64)
+        np.maximum.at(longest, spot, tokens)
+        tokens = np.maximum(tokens, longest[spot])
+    elif form.layout == "padded":
+        tokens = np.maximum(tokens, form.sequence_length)
+    padded: NDArray[np.int64] = -(-np.maximum(tokens, 1) // form.multiple) * form.multiple
+    return padded
+
+
+__all__ = ["Empty", "Form", "Microbatch", "bytes_by_rank", "bytes_needed", "collate", "ragged"]

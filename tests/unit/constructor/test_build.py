@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_svc.constructor import step as steps
 from dataloader_svc.constructor.build import build_step, step_bytes
-from dataloader_svc.constructor.collate import Form
+from dataloader_svc.constructor.collate import Form, bytes_by_rank, bytes_needed
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.segments import Segments
 from dataloader_svc.testing.scripted_roles import BINS, FRAMES_PER_TOKEN, Script, fetch_frame
@@ -55,6 +55,8 @@ def test_a_step_is_the_same_in_shared_memory_and_within_its_bound(
     )
     plan, fetched = fetched_step(script, number, dp)
     ranks = frozenset(range(dp))
+    for rank, kept in bytes_by_rank(plan, ranks, form)[2].items():
+        assert kept == bytes_needed(plan, frozenset([rank]), form)[1]
     cut = CUTS["per_sequence"]
     segments = Segments(2**30)
     for _ in range(2):  # the second time in pages that hold the first one's bytes
