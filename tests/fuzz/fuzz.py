@@ -30,6 +30,8 @@ from tests.fuzz.targets import EXPENDABLE, TARGETS
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 """For one case: they take milliseconds."""
+IDLE_S = 120.0
+"""For a child between cases: it starts, or ends."""
 
 _PER_CHILD = 200
 _SHOWN = 3  # findings of one target with other seeds
@@ -105,7 +107,11 @@ def _watch(
     """Count outcomes to the end; (case that was not finished, whether it hung)."""
     assert child.stdout is not None
     running: tuple[str, int] | None = None
-    for line in _lines(child.stdout.fileno(), patience_s):
+
+    def patience() -> float:
+        return max(patience_s, IDLE_S) if running is None else patience_s
+
+    for line in _lines(child.stdout.fileno(), patience):
         if line is None:
             child.kill()
             child.wait()
@@ -125,11 +131,11 @@ def _watch(
     return running, False
 
 
-def _lines(descriptor: int, patience_s: float) -> Iterator[str | None]:
+def _lines(descriptor: int, patience_s: Callable[[], float]) -> Iterator[str | None]:
     """Lines as they come; None where nothing comes for so long."""
     rest = b""
     while True:
-        ready, _, _ = select.select([descriptor], [], [], patience_s)
+        ready, _, _ = select.select([descriptor], [], [], patience_s())
         if not ready:
             yield None
             return
