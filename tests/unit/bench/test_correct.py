@@ -28,6 +28,21 @@ def test_points_off_are_of_the_source_that_is_farthest():
     }
 
 
+def test_rows_are_of_peers_that_ran_and_of_figures_with_a_better(monkeypatch):
+    monkeypatch.setattr(running.Environments, "version", lambda *_: "1")
+    found = {
+        OURS: {"off": 2.0, "none": 0.0, "rows to the end": 9},
+        "grain": {"off": 3.0, "none": 1.0, "rows to the end": 7},
+        "litdata": {"failed": "words"},
+    }
+    environments = running.Environments(running.ROOT)
+    rows = running._rows(mixture, "mixture", found, environments)
+    assert [(row["peer"], row["figure"], row["ratio"]) for row in rows] == [
+        ("grain", "off", 1.5),
+        ("grain", "none", None),
+    ]
+
+
 def test_rows_are_lost_and_repeated():
     whole = list(range(resume.ROWS))
     said = {}

@@ -54,7 +54,7 @@ def main(workloads: tuple[str, ...], peers: tuple[str, ...], write: Path | None)
         }
         _print(name, found)
         if write is not None:
-            record.merge(_rows(name, found, environments), write)
+            record.merge(_rows(workload, name, found, environments), write)
 
 
 def _measure(
@@ -98,21 +98,26 @@ def _measure(
 
 
 def _rows(
-    workload: str, found: dict[str, dict[str, float | str]], environments: Environments
+    workload: ModuleType,
+    name: str,
+    found: dict[str, dict[str, float | str]],
+    environments: Environments,
 ) -> list[dict[str, Any]]:
-    """As those of speed. All figures are better where they are less; no ratio where the service has 0."""
+    """As those of speed: better where it is less, or left out where nothing is; no ratio where ours is 0."""
     rows = []
     for peer, figures in found.items():
         if peer == OURS or "failed" in figures or "failed" in found[OURS]:
             continue
-        versions = {name: environments.version(by_name(name)) for name in (OURS, peer) if name in NAMES}
+        versions = {each: environments.version(by_name(each)) for each in (OURS, peer) if each in NAMES}
         for figure, theirs in figures.items():
+            if figure in workload.NO_BETTER:
+                continue
             ours = found[OURS][figure]
             assert not isinstance(ours, str)
             assert not isinstance(theirs, str)
             rows.append(
                 {
-                    "workload": workload,
+                    "workload": name,
                     "style": "own",
                     "figure": figure,
                     "ours": round(ours, 4),
@@ -122,7 +127,7 @@ def _rows(
                     "runs": 1,
                     "versions": versions,
                     "machine": record.machine(),
-                    "command": f"python -m tests.bench.peers.correct --workload {workload} --peer '{peer}'",
+                    "command": f"python -m tests.bench.peers.correct --workload {name} --peer '{peer}'",
                 }
             )
     return rows

@@ -21,6 +21,7 @@ WORDS = {"small": 8, "middle": 32, "large": 128}
 SHARES = {"small": 0.2, "middle": 0.3, "large": 0.5}
 COUNTS = (100, 1_000, 10_000)
 MOST = 20_000
+NO_BETTER = ("rows to the end",)
 STYLES = ("samples", "tokens", "default")
 """One run each: sources that come again, with weights in samples or in tokens; and what it does untold."""
 

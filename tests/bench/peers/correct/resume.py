@@ -18,6 +18,7 @@ from typing import Any
 
 ROWS, BATCH, WORKERS = 2_000, 20, 2
 STOPS = (10, 50, 90)
+NO_BETTER = ()
 STYLES = tuple(f"{phase}-{stop}" for stop in STOPS for phase in ("before", "after"))
 
 Loader = tuple[Iterator[list[int]], Callable[[], Any]]
