@@ -154,7 +154,7 @@ def test_mutual_tls_to_the_last_process(data: Path, tmp_path: Path) -> None:
         assert take(served.address, tls=TLS(authority.pem, trainer.certificate, trainer.key))
         for refused in (TLS(authority.pem), TLS(authority.pem, strange.certificate, strange.key), False):
             with pytest.raises(Exception, match="wants TLS, or a certificate of the client"):
-                take(served.address, tls=refused, connect_timeout_s=0.2)
+                take(served.address, tls=refused, connect_timeout_s=2.0)
         for key, address in addresses(config).items():
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary("/any/Call")(b"", timeout=60)

@@ -66,7 +66,7 @@ def test_tls(tmp_path: Path) -> None:
             with pytest.raises(AccessDeniedError, match=f"{address}: its certificate is not accepted"):
                 join(address, untrusted)
         with pytest.raises(ServiceUnavailableError, match="so closes a service that wants TLS"):
-            join(address, None, timeout_s=0.2)
+            join(address, None, timeout_s=2.0)
 
     with_service(server_tls(ours.issue("server")), client)
 
@@ -110,7 +110,7 @@ def test_mutual_tls(tmp_path: Path) -> None:
         assert join(address, TLS(ours.pem, mine.certificate, mine.key)) == "web"
         for refused in (TLS(ours.pem), TLS(ours.pem, strange.certificate, strange.key)):
             with pytest.raises(ServiceUnavailableError, match="wants TLS, or a certificate of the client"):
-                join(address, refused, timeout_s=0.2)
+                join(address, refused, timeout_s=2.0)
 
     with_service(server_tls(ours.issue("server"), ours.pem), client)
 
