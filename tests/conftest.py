@@ -28,6 +28,13 @@ LINGER_S = 10.0
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_width_is_known() -> None:
+    """Tables are as wide as they have to be, as in a pipe: a worker of pytest-xdist is told 80 columns."""
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard() -> None:
     """A run that was started in the background of a shell ignores SIGINT, and so would all that it starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
