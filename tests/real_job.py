@@ -133,6 +133,24 @@ def run_cli(*args: object, timeout_s: float = 120.0, **extra: str) -> subprocess
     )
 
 
+def torchrun(
+    program: Path, *flags: object, ranks: int | None, options: Mapping[str, object]
+) -> subprocess.CompletedProcess[str]:
+    """Run an example to its end, on loopback and one thread a rank. `ranks`: None is without torchrun."""
+    launch = (
+        [] if ranks is None else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    )
+    words = [*flags, *(word for option in options.items() for word in option)]
+    return subprocess.run(
+        [sys.executable, *launch, str(program), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
+        check=False,
+    )
+
+
 class Served:
     """A `serve` that was started. `address`, `pids` (by role) and `job` are what it printed when ready."""
 

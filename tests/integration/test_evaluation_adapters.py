@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from torch.nn import functional
 from dataloader_client import DataServiceLoader
 from dataloader_client.errors import MeshMismatchError
 from dataloader_client.mesh import Mesh
-from real_job import REPO, Served, environment, serve, text_values, write_config
+from real_job import REPO, Served, serve, text_values, torchrun, write_config
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,6 @@ def example(
 ) -> list[str]:
     """What the example prints that trains two steps and evaluates."""
     out.mkdir()
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     options = {
         "--address": served.address,
         "--out": out,
@@ -43,15 +40,8 @@ def example(
         "--microbatches": 4 // ranks,
         "--steps": 2,
     }
-    words = [str(word) for option in options.items() for word in option] + [str(flag) for flag in flags]
-    done = subprocess.run(
-        [sys.executable, *launch, str(REPO / "examples" / name / "train.py"), "--evaluate", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
-        check=False,
-    )
+    program = REPO / "examples" / name / "train.py"
+    done = torchrun(program, "--evaluate", *flags, ranks=ranks if ranks > 1 else None, options=options)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

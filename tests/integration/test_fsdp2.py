@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dataloader_client import DataServiceLoader
 from dataloader_client.integrations.distributed_checkpoint import LoaderState
 from dataloader_svc.testing.tokenizer import IMAGE, VIDEO
 from reading import take_step
-from real_job import REPO, Served, environment, job_values, serve, write_config
+from real_job import REPO, Served, job_values, serve, torchrun, write_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -53,15 +52,7 @@ def run(
         "--image-token": tokenizer.token_to_id(IMAGE),
         "--video-token": tokenizer.token_to_id(VIDEO),
     }
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", program]
-    return subprocess.run(
-        [sys.executable, *map(str, launch), *[str(word) for option in options.items() for word in option]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
-        check=False,
-    )
+    return torchrun(program, ranks=ranks, options=options)
 
 
 def train(served: Served, data: Path, out: Path, **options: Any) -> list[dict[str, Any]]:

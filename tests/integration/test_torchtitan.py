@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dataloader_client.errors import StateMismatchError
-from real_job import REPO, Served, environment, serve, text_values, write_config
+from real_job import REPO, Served, serve, text_values, torchrun, write_config
 
 pytest.importorskip("torchtitan", reason="needs torchtitan (see the top of this file)")
 
@@ -58,15 +57,7 @@ def run(
         "--seq-len": SEQ_LEN,
         "--steps": steps,
     }
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", program]
-    return subprocess.run(
-        [sys.executable, *map(str, launch), *[str(word) for option in options.items() for word in option]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
-        check=False,
-    )
+    return torchrun(program, ranks=ranks, options=options)
 
 
 def train(served: Served, data: Path, out: Path, **options: Any) -> dict[str, Any]:

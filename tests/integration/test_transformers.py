@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from dataloader_client import DataServiceLoader
 from dataloader_client.errors import DataServiceError, MeshMismatchError
 from dataloader_client.mesh import Mesh
 from reading import fingerprint, take_step
-from real_job import REPO, Served, environment, serve, text_values, write_config
+from real_job import REPO, Served, serve, text_values, torchrun, write_config
 
 pytest.importorskip("accelerate", reason="needs accelerate (extra `integrations`)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (extra `integrations`)")
@@ -40,22 +39,13 @@ def vocab_size(data: Path) -> int:
 
 def train(served: Served, data: Path, out: Path, *, ranks: int = 1) -> dict[int, float]:
     """Run the example up to step 4; the losses by step, from 1."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     options = {
         "--address": served.address,
         "--out": out,
         "--vocab-size": vocab_size(data),
         "--microbatches": 4 // ranks,
     }
-    words = [str(word) for option in options.items() for word in option]
-    done = subprocess.run(
-        [sys.executable, *launch, str(EXAMPLE), "--cpu", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
-        check=False,
-    )
+    done = torchrun(EXAMPLE, "--cpu", ranks=ranks if ranks > 1 else None, options=options)
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout.splitlines()[-1])
     return {int(step): loss for step, loss in losses.items()}
