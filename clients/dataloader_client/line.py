@@ -45,6 +45,11 @@ _PEER = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 _SIZED = fcntl.F_SEAL_SHRINK if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
+def keeps_size(descriptor: int) -> bool:
+    """Whether memory is sealed so that it can't shrink while it is mapped: that would be a bus error."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SIZED)
+
+
 class LineLost(Exception):
     """The other end is gone, or said what makes no sense; whatever was asked may have happened or not."""
 
@@ -73,10 +78,10 @@ class Memory:
         return memory
 
     def check(self) -> None:
-        """WireError where it is not as large as was said, or could become smaller: that is a bus error."""
+        """WireError where it is not as large as was said, or could become smaller."""
         if os.fstat(self.descriptor).st_size != self.num_bytes:
             raise WireError(f"memory that came over a line has not the {self.num_bytes} bytes that were said")
-        if not fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & _SIZED:
+        if not keeps_size(self.descriptor):
             raise WireError("memory that came over a line is not sealed in its size")
 
     def mapped(self, num_bytes: int) -> NDArray[np.uint8]:

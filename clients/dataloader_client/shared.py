@@ -29,14 +29,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dataloader_client.line import keeps_size
+
 NUMBER = struct.Struct("<Q")
 """Every message of the socket is one: from the constructor the attachment's number, then each lease with its
 descriptor; from the client each lease that is over."""
 
 _PATIENCE_S = 5.0
 """For a constructor that listens to say its number, and for a descriptor: it is sent before the answer."""
-
-_SIZED = fcntl.F_SEAL_SHRINK if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
 class SharedMemoryLost(Exception):
@@ -224,8 +224,8 @@ def attach(name: str) -> Attachment | None:
 
 
 def _mapping(descriptor: int, num_bytes: int) -> mmap.mmap:
-    """A private mapping of all of it. Refuses what could shrink under it: that would be a bus error."""
-    if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SIZED:
+    """A private mapping of all of it. Refuses what could shrink under it."""
+    if not keeps_size(descriptor):
         raise ValueError("its size is not sealed")
     found = os.fstat(descriptor).st_size
     if not 0 < num_bytes <= found:
