@@ -18,6 +18,8 @@ from dataloader_client.mesh import Coords
 from dataloader_client.transport import PendingRead, Transport, coords_message
 from dataloader_client.wire import Frame
 
+SIGNAL_WAIT_S = 1.0  # at most from Ctrl-C to KeyboardInterrupt
+
 
 class Prefetch:
     """Frames of steps from the first on: `take` them in order; `stop` when done. Starts its thread at once.
@@ -61,8 +63,9 @@ class Prefetch:
         Raises what reading it raised; then, this object is used up.
         """
         with self._change:
-            # A wait without time limit: signals still reach the main thread here.
-            self._change.wait_for(lambda: self._ready or self._error is not None)
+            # In turns: Python hears of a signal that came just before a wait at the end of it.
+            while not self._change.wait_for(lambda: self._ready or self._error is not None, SIGNAL_WAIT_S):
+                pass
             if self._ready:
                 frame = self._ready.popleft()
                 self._change.notify_all()

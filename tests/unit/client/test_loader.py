@@ -411,10 +411,10 @@ def test_ctrl_c_reaches_a_trainer_that_waits(service):
 
         wait_for = change.wait_for
 
-        def watched(predicate):
+        def watched(predicate, timeout=None):
             if threading.current_thread() is main:
                 threading.Thread(target=interrupt).start()
-            return wait_for(predicate)
+            return wait_for(predicate, timeout)
 
         change.wait_for = watched
         with pytest.raises(KeyboardInterrupt):
