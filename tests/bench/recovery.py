@@ -1,6 +1,6 @@
 """From a death to the next batch: each role, a loader with and without a shadow, and a peer that restarts.
 
-    python tests/bench/recovery.py [--config CONFIG] [--repeats 3] [--heavy-only]
+    python tests/bench/recovery.py [--config CONFIG] [--repeats 3] [--heavy-only] [--no-peers]
 
 Real processes, SIGKILL. Two figures a death, medians over the repeats:
 
@@ -10,16 +10,16 @@ Real processes, SIGKILL. Two figures a death, medians over the repeats:
 
 The rows "heavy" are of a source that is dear to begin with (`heavy_source.py`): there a shadow pays.
 
-The last rows are restarts: of a trainer with the service alive, of service and trainer, and of the peer, a
-torchdata StatefulDataLoader in a new process at the same place (`peer_recovery.py`; skipped with a word where
-torchdata isn't installed). Each starts a Python process with torch in it.
+The last rows are restarts: of a trainer with the service alive, of service and trainer, and of two peers in
+a new process at the same place: a torchdata StatefulDataLoader (`peer_recovery.py`) and a Mosaic
+StreamingDataset (`peer_streaming.py`), in the environments of `make bench-peers`, which are made where they are missing
+(`--no-peers` leaves them out). Each starts a Python process with torch in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -42,6 +42,9 @@ from dataloader_svc.engine.job import Job
 from dataloader_svc.engine.spec import job_spec
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from tests.bench.peers.environments import Environments  # noqa: E402
+
 WARM_STEPS, AFTER_S, STEP_S = 12, 8.0, 0.25
 TRAINER = """
 import json, sys, time
@@ -133,15 +136,34 @@ def _trainer(address: str, state: Path) -> float:
     return float(json.loads(done.stdout)["seconds"])
 
 
-def peer_restarts() -> float:
+def peer_restarts(python: str, script: str, *data: str) -> float:
     """Seconds from the start of a new process to its next batch."""
-    script = str(ROOT / "tests/bench/peer_recovery.py")
     with tempfile.TemporaryDirectory() as scratch:
-        state = f"{scratch}/state.pkl"
-        subprocess.run([sys.executable, script, "save", state, str(WARM_STEPS)], check=True)
-        command = [sys.executable, script, "resume", state]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        state = f"{scratch}/state"
+        save = [python, script, "save", state, str(WARM_STEPS), *data]
+        subprocess.run(save, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [python, script, "resume", state, *data], capture_output=True, text=True, check=True
+        )
         return float(json.loads(done.stdout)["seconds"])
+
+
+def measure_peers(repeats: int) -> dict[str, list[float]]:
+    """Row -> [seconds of a restart]."""
+    made = Environments(ROOT / "build/peers")
+    folder = ROOT / "tests/bench"
+    rows = {}
+    with tempfile.TemporaryDirectory() as data:
+        streaming, shards = str(folder / "peer_streaming.py"), f"{data}/mds"
+        subprocess.run([made.python("streaming"), streaming, "convert", shards], check=True)
+        for name, environment, command in (
+            ("StatefulDataLoader restarts", "main", [str(folder / "peer_recovery.py")]),
+            ("StreamingDataset restarts", "streaming", [streaming, shards]),
+        ):
+            python = made.python(environment)
+            rows[name] = median(repeats, lambda: (peer_restarts(python, *command),))  # noqa: B023
+            print(f"{name:28} {rows[name][0]:6.2f} s", flush=True)
+    return rows
 
 
 def median(repeats: int, measure: Callable[[], tuple[float, ...]]) -> list[float]:
@@ -189,10 +211,6 @@ def measure(config: Path, repeats: int) -> dict[str, list[float]]:
         ("trainer restarts", lambda: trainer_restarts(loaded, with_service=False)),
         ("service and trainer restart", lambda: trainer_restarts(loaded, with_service=True)),
     ]
-    if importlib.util.find_spec("torchdata") is not None:
-        restarts.append(("StatefulDataLoader restarts", peer_restarts))
-    else:
-        print("torchdata is not installed: pip install torchdata==0.11.0 for its row")
     for name, restart in restarts:
         rows[name] = median(repeats, lambda: (restart(),))  # noqa: B023
         print(f"{name:28} {rows[name][0]:6.2f} s", flush=True)
@@ -205,6 +223,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "examples/demo/mixture.yaml")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--heavy-only", action="store_true", help="only the loader of a heavy source")
+    parser.add_argument("--no-peers", action="store_true", help="not the restarts of peers")
     arguments = parser.parse_args()
     print(f"{'killed':28}   back     stall, no compute / step {STEP_S} s")
     rows = {} if arguments.heavy_only else measure(arguments.config, arguments.repeats)
@@ -213,9 +232,9 @@ def main() -> None:
         if f"{name}, cold" in rows:
             cold, shadow = rows[f"{name}, cold"], rows[f"{name}, shadow"]
             print(f"{name}: cold / shadow: back {cold[0] / shadow[0]:.1f}, stall {cold[1] / shadow[1]:.1f}")
-    if "StatefulDataLoader restarts" in rows:
-        ratio = rows["StatefulDataLoader restarts"][0] / rows["trainer restarts"][0]
-        print(f"StatefulDataLoader / trainer restarts: {ratio:.1f}")
+    if not (arguments.heavy_only or arguments.no_peers):
+        for name, (seconds,) in measure_peers(arguments.repeats).items():
+            print(f"{name} / trainer restarts: {seconds / rows['trainer restarts'][0]:.1f}")
 
 
 if __name__ == "__main__":
