@@ -5,7 +5,7 @@
     python tests/bench/peer_streaming.py resume STATE FOLDER        load it; JSON: seconds to the next batch
 
 `resume` is what a trainer does that was restarted, with StreamingDataLoader's own `state_dict`: that counts
-samples, and so documents aren't packed here; a batch is over with as many tokens as a step of the service has.
+samples, and so documents aren't packed here; a batch ends with as many tokens as a step of the service has.
 """
 
 from __future__ import annotations

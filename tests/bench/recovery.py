@@ -12,8 +12,8 @@ The rows "heavy" are of a source that is dear to begin with (`heavy_source.py`):
 
 The last rows are restarts: of a trainer with the service alive, of service and trainer, and of two peers in
 a new process at the same place: a torchdata StatefulDataLoader (`peer_recovery.py`) and a Mosaic
-StreamingDataset (`peer_streaming.py`), in the environments of `make bench-peers`, which are made where they are missing
-(`--no-peers` leaves them out). Each starts a Python process with torch in it.
+StreamingDataset (`peer_streaming.py`), in the environments of `make bench-peers`, which are made where they
+are missing (`--no-peers` leaves them out). Each starts a Python process with torch in it.
 """
 
 from __future__ import annotations
