@@ -21,7 +21,7 @@ FIGURES = {
     "rate": "{unit}/s",
     "per_cpu_s": "{unit} a CPU second",
     "pss": "memory, PSS",
-    "first_s": "s to first batch",
+    "first_s": "s from a rank's start to its first batch",
 }
 LESS_IS_BETTER = ("pss", "first_s")
 
