@@ -127,6 +127,8 @@ async def read_and_tell(world: World, session: int, stops: set[int], last: int =
             await tell(world, lost(session, [step], dp=dp))
             if step in stops:
                 await tell(world, lost(session, [step], dp=dp))  # unanswered: said again
+        if step and step % EVERY == 0:  # a decision that comes after its lead takes effect later
+            await decided(world, step)
     return [record.SerializeToString() for record in read_records(world.store)]
 
 
