@@ -17,6 +17,7 @@ import time
 BEGAN = time.perf_counter()
 
 from collections.abc import Iterator  # noqa: E402
+from functools import cached_property  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -34,10 +35,13 @@ class Tokenized(StreamingDataset):  # type: ignore[misc]  # its environment has 
     """Token ids of a document."""
 
     def __getitem__(self, at: int) -> Any:
-        if not hasattr(self, "tokenizer"):
-            self.tokenizer = fastokens.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-        found = self.tokenizer.encode(super().__getitem__(at)["text"], add_special_tokens=False)
-        return np.array(found.ids if hasattr(found, "ids") else found, np.int64)
+        text = super().__getitem__(at)["text"]
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Made in the worker that needs it."""
+        return fastokens.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
 
 def convert(folder: str) -> None:

@@ -1,6 +1,6 @@
 """From a death to the next batch: each role, a loader with and without a shadow, and a peer that restarts.
 
-    python tests/bench/recovery.py [--config CONFIG] [--repeats 3] [--heavy-only] [--no-peers]
+    python -m tests.bench.recovery [--config CONFIG] [--repeats 3] [--heavy-only] [--no-peers]
 
 Real processes, SIGKILL. Two figures a death, medians over the repeats:
 
@@ -19,7 +19,6 @@ are missing (`--no-peers` leaves them out). Each starts a Python process with to
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -29,22 +28,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-
-from heavy_source import write
 
 from dataloader_client import DataServiceLoader, Mesh
 from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.engine.base import RoleState
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
+from tests.bench.heavy_source import write
+from tests.bench.job import running, take_step
+from tests.bench.peers.environments import Environments
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-from tests.bench.peers.environments import Environments  # noqa: E402
-
 WARM_STEPS, AFTER_S, STEP_S = 12, 8.0, 0.25
 TRAINER = """
 import json, sys, time
@@ -56,22 +51,6 @@ with DataServiceLoader(sys.argv[1], mesh=Mesh(), state=state) as loader:
     next(loader)
     print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 """
-
-
-@contextlib.contextmanager
-def running(loaded: LoadedConfig, *, shadows: int = 0, folder: Path | None = None) -> Iterator[Job]:
-    """A service with one loader; its store goes with `folder`."""
-    loader = loaded.config.loader.model_copy(update={"count": 1, "shadows": shadows})
-    config = loaded.config.model_copy(update={"loader": loader})
-    with contextlib.ExitStack() as stack:
-        scratch = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        run_dir = scratch / "run"
-        run_dir.mkdir(exist_ok=True)
-        spec = job_spec(
-            replace(loaded, config=config), run_dir, "127.0.0.1:0", f"sqlite:///{scratch}/state.db"
-        )
-        with Job(spec) as job:
-            yield job
 
 
 def death(loaded: LoadedConfig, victim: str, *, shadows: int, step_s: float) -> tuple[float, float]:
@@ -105,13 +84,6 @@ def _back(job: Job, name: str, pid: int | None) -> float:
         time.sleep(0.005)
 
 
-def take_step(batches: Iterator[object]) -> None:
-    """All microbatches of one."""
-    for batch in batches:
-        if batch.is_last_microbatch:  # type: ignore[attr-defined]
-            return
-
-
 def trainer_restarts(loaded: LoadedConfig, *, with_service: bool) -> float:
     """From a new trainer's start, or the service's and then the trainer's, to its first batch."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -141,10 +113,9 @@ def peer_restarts(python: str, script: str, *data: str) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         state = f"{scratch}/state"
         save = [python, script, "save", state, str(WARM_STEPS), *data]
-        subprocess.run(save, capture_output=True, text=True, check=True)
-        done = subprocess.run(
-            [python, script, "resume", state, *data], capture_output=True, text=True, check=True
-        )
+        subprocess.run(save, check=True)
+        resume = [python, script, "resume", state, *data]
+        done = subprocess.run(resume, stdout=subprocess.PIPE, text=True, check=True)
         return float(json.loads(done.stdout)["seconds"])
 
 

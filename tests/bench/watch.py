@@ -1,6 +1,6 @@
 """The watch over loaders: alarms while nobody is slow (0 wanted), then seconds until a slow loader is named.
 
-    python tests/bench/watch.py [--config CONFIG] [--loaders 3] [--minutes 60] [--step 0.5]
+    python -m tests.bench.watch [--config CONFIG] [--loaders 3] [--minutes 60] [--step 0.5] [--slowed 3]
 
 A real service and a trainer that takes a step each `--step` seconds. First a clean stretch: each loader that
 is named in it is a false alarm, whatever else the machine does meanwhile. Then a new service in which one
@@ -14,12 +14,10 @@ import argparse
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,53 +26,31 @@ from dataloader_client import DataServiceLoader, Mesh
 from dataloader_svc.config.load import LoadedConfig, load_config
 from dataloader_svc.engine.base import RoleState
 from dataloader_svc.engine.job import Job
-from dataloader_svc.engine.spec import job_spec
 from dataloader_svc.store import open_store
 from dataloader_svc.store.replaced_log import Replaced, replaced
+from tests.bench.job import running, take_step
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_S = 20.0  # at its usual pace, before a loader is slowed
 SLOWER, TURN_S = 10, 0.1
 GIVE_UP_S = 60.0
+VICTIM = "loader-0"
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """A service that runs, and its store."""
-
-    job: Job
-    store: str
-    base_dir: Path
-
-    def named(self) -> list[Replaced]:
-        """Loaders that the planner called slow or silent, oldest first."""
-        with closing(open_store(self.store, self.base_dir)) as store:
-            return replaced(store)
+def named(job: Job) -> list[Replaced]:
+    """Loaders that the planner called slow or silent, oldest first."""
+    with closing(open_store(job.spec.store, job.spec.base_dir)) as store:
+        return replaced(store)
 
 
-@contextlib.contextmanager
-def running(loaded: LoadedConfig, loaders: int, folder: Path) -> Iterator[Watched]:
-    """The job with so many loaders, its state in `folder`."""
-    loader = loaded.config.loader.model_copy(update={"count": loaders, "shadows": 0})
-    config = loaded.config.model_copy(update={"loader": loader})
-    (folder / "run").mkdir(parents=True)
-    spec = job_spec(
-        replace(loaded, config=config), folder / "run", "127.0.0.1:0", f"sqlite:///{folder}/state.db"
-    )
-    with Job(spec) as job:
-        yield Watched(job, spec.store, spec.base_dir)
-
-
-def train(watched: Watched, compute: Callable[[], float | None]) -> tuple[int, float]:
+def train(job: Job, compute: Callable[[], float | None]) -> tuple[int, float]:
     """(steps taken, longest wait for a batch in seconds); `compute`: seconds of a step, None to end."""
     steps, longest = 0, 0.0
-    with DataServiceLoader(watched.job.address, mesh=Mesh()) as loader:
+    with DataServiceLoader(job.address, mesh=Mesh()) as loader:
         batches = iter(loader)
         while (step_s := compute()) is not None:
             began = time.perf_counter()
-            for batch in batches:
-                if batch.is_last_microbatch:
-                    break
+            take_step(batches)
             if steps:  # the first one has the start of everything in it
                 longest = max(longest, time.perf_counter() - began)
             steps += 1
@@ -84,7 +60,7 @@ def train(watched: Watched, compute: Callable[[], float | None]) -> tuple[int, f
 
 def clean(loaded: LoadedConfig, loaders: int, step_s: float, seconds: float, console: Console) -> int:
     """False alarms in so many seconds of a calm job."""
-    with tempfile.TemporaryDirectory() as scratch, running(loaded, loaders, Path(scratch)) as watched:
+    with running(loaded, loaders=loaders) as job:
         end = time.monotonic() + seconds
         with console.status("") as status:
 
@@ -93,8 +69,8 @@ def clean(loaded: LoadedConfig, loaders: int, step_s: float, seconds: float, con
                 status.update(f"calm: {max(left, 0) / 60:.1f} minutes to go")
                 return step_s if left > 0 else None
 
-            steps, longest = train(watched, compute)
-        alarms = watched.named()
+            steps, longest = train(job, compute)
+        alarms = named(job)
     for row in alarms:
         console.print(f"  false alarm: {row.loader} at step {row.step}: {row.why}", highlight=False)
     console.print(f"calm: {seconds / 60:g} minutes, {steps} steps, longest wait {longest:.2f} s")
@@ -103,30 +79,26 @@ def clean(loaded: LoadedConfig, loaders: int, step_s: float, seconds: float, con
 
 def slowed(loaded: LoadedConfig, loaders: int, step_s: float, console: Console) -> None:
     """Slow one loader down, and say when it was named."""
-    with tempfile.TemporaryDirectory() as scratch, running(loaded, loaders, Path(scratch)) as watched:
+    with running(loaded, loaders=loaders) as job:
         end = time.monotonic() + WARM_S
-        train(watched, lambda: step_s if time.monotonic() < end else None)
-        victim = watched.job.roles()["loader-0"].pid
+        train(job, lambda: step_s if time.monotonic() < end else None)
+        victim = job.roles()[VICTIM].pid
         assert victim is not None
         began = time.time()
-        named: list[Replaced] = []
+
+        def is_back() -> bool:
+            now = job.roles()[VICTIM]
+            return now.state is RoleState.READY and now.pid != victim
 
         def compute() -> float | None:
-            named[:] = watched.named()
-            over = time.time() > began + GIVE_UP_S
-            back = named and watched.job.roles()[named[0].loader].state is RoleState.READY
-            return None if over or (back and time.time() > named[0].at + 1) else step_s
+            return None if is_back() or time.time() > began + GIVE_UP_S else step_s
 
         with throttled(victim):
-            _, longest = train(watched, compute)
-    if not named:
-        console.print(f"slowed: not named within {GIVE_UP_S:g} s")
-        return
-    console.print(
-        f"slowed: named after {named[0].at - began:.1f} s ({named[0].loader} {named[0].why}), its successor"
-        f" served within {time.time() - began:.1f} s, longest wait for a batch {longest:.2f} s",
-        highlight=False,
-    )
+            _, longest = train(job, compute)
+        seconds, back, rows = time.time() - began, is_back(), named(job)
+    words = [f"{row.loader} named after {row.at - began:.1f} s ({row.why})" for row in rows] or ["not named"]
+    words += [f"its successor served within {seconds:.1f} s" if back else f"given up after {seconds:.1f} s"]
+    console.print(f"slowed: {', '.join(words)}, longest wait for a batch {longest:.2f} s", highlight=False)
 
 
 @contextlib.contextmanager
