@@ -17,8 +17,9 @@ depends on how a processor adds: equal arguments give an equal result on any mac
 give ranks the same loads whatever the order of the items. Bounds and gaps are in `bounds.py`.
 
 What does not fit that signature has functions of its own: `place` (phases, hard caps, ranks of unlike speed,
-memory and counts), `two_placements` (encoder work on other ranks than its tokens), `by_groups` (a balancer
-within groups of ranks), and for the microbatches of a rank `order_microbatches` and `loss_weights`.
+memory and counts), `two_placements` and `near_home` (encoder work on other ranks than its tokens),
+`by_groups` (a balancer within groups of ranks), and for the microbatches of a rank `order_microbatches` and
+`loss_weights`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataloader_balancers.assign.items import Balancer
 from dataloader_balancers.assign.karmarkar_karp import karmarkar_karp
 from dataloader_balancers.assign.lpt import lpt
 from dataloader_balancers.assign.microbatches import loss_weights, order_microbatches, turns
+from dataloader_balancers.assign.near_home import near_home
 from dataloader_balancers.assign.place import local_search, place
 from dataloader_balancers.assign.ranks import Cap, Ranks
 from dataloader_balancers.assign.snake import snake
@@ -66,6 +68,7 @@ __all__ = [
     "assign",
     "by_groups",
     "loss_weights",
+    "near_home",
     "order_microbatches",
     "place",
     "turns",
