@@ -48,6 +48,7 @@ class Field:
 # D: documents, padding documents included. P: patches; I: pictures or clips; F: frames of clips. M: mel
 # frames; C: clips of sound. K: placeholder tokens on this rank. Q: preference pairs, S: spans (pieces of
 # samples) of the whole microbatch, before the cp cut.
+# R: ranks along dp and cp. E: rows of embeddings that a rank makes of its media.
 _TEXT = (
     Field("input_ids", "int64", "(T,)", "(B, L)", "first", "always", "token ids"),
     Field(
@@ -106,6 +107,26 @@ _SOUND = (
 )  # fmt: skip
 
 
+def send_fields(kind: str) -> tuple[str, str]:
+    """Names of the counts and, with cp > 1, of the index by which the embeddings of a kind are sent."""
+    return f"{kind}_send_counts", f"{kind}_send_index"
+
+
+def _dispatch(kind: Literal["image", "video", "audio"]) -> tuple[Field, ...]:
+    counts, index = send_fields(kind)
+    return (
+        Field(counts, "int64", "(R,)", "(R,)", "first", kind,
+              "with `encoder_placement: dispatch`: rows of embeddings that go from here to each rank, "
+              "dp rank * cp + cp rank; in their order, so that without cp they are sent as they are made"),
+        Field(index, "int64", "(E,)", "(E,)", "first", kind,
+              "with dispatch and cp > 1: rows of the embeddings of this rank's media in the order in which "
+              "they are sent"),
+        Field(f"{kind}_receive_counts", "int64", "(R,)", "(R,)", "first", kind,
+              "with dispatch: rows that come from each rank; index says which of them, one behind the other, "
+              "is a placeholder's"),
+    )  # fmt: skip
+
+
 SPAN_FIELDS = (
     Field("span_source", "int32", "(S,)", "(S,)", "all", "always", "index into the batch's `sources`"),
     Field("span_epoch", "int32", "(S,)", "(S,)", "all", "always", "epoch of the source"),
@@ -131,12 +152,17 @@ FIELDS: tuple[Field, ...] = (
         "of each frame, in seconds after the first of its clip; the frames of the rows of video_grid_thw",
     ),
     *_SOUND,
+    *_dispatch("image"),
+    *_dispatch("video"),
+    *_dispatch("audio"),
     *SPAN_FIELDS,
 )
 """Every array of a microbatch. `stages`: which pipeline stage gets it; with pp = 1 a rank is both ends.
 `when`: `cp` only with cp > 1; `pairs` in each batch of a job that has a source of preference pairs; `image`,
 `video` and `audio` on every rank whenever the step has one anywhere; with `ensure_modality` a
-rank without has one of zeros there, behind no token: its `_index` and `_position` are empty."""
+rank without has one of zeros there, behind no token: its `_index` and `_position` are empty. With
+`encoder_placement: dispatch`, pixels, frames and grids are of what the rank encodes, `_index` and `_position`
+of the tokens that it has."""
 
 _SPAN_NAMES = frozenset(spec.name for spec in SPAN_FIELDS)
 
@@ -212,6 +238,13 @@ class Batch:
         return self.microbatch + 1 == self.num_microbatches
 
     @property
+    def is_dispatched(self) -> bool:
+        """Whether media may be of other ranks' tokens, whose embeddings are to be sent to them:
+        `integrations.encoder_placement.embed`.
+        """
+        return any(name.endswith("_send_counts") for name in self.numpy)
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """All arrays as torch tensors over the same memory, made when first asked for, and `max_seqlen`."""
         return {**self.tensors(), "max_seqlen": self.max_seqlen}
@@ -264,6 +297,8 @@ class Batch:
         known = next((spec for spec in FIELDS if spec.name == name), None)
         if known is None or name in _SPAN_NAMES:
             return f"a batch has no field {name!r}; this one has {', '.join(sorted(self.numpy))}"
+        if name.endswith(("_send_counts", "_send_index", "_receive_counts")) and not self.is_dispatched:
+            return f"no {name!r} in this batch: each rank encodes its own media (strategy.encoder_placement)"
         reason = {
             "cp": "this mesh has cp = 1",
             "pairs": "no source of this job has preference pairs",
@@ -342,6 +377,7 @@ __all__ = [
     "Manifest",
     "Span",
     "check_fields",
+    "send_fields",
     "split",
 ]
 

@@ -330,6 +330,7 @@ class DataServiceLoader(Controls, Habits):
             coords=coords_message(self._coords),
             state_json="" if checkpoint is None else checkpoint.service_json,
             knows_skips=True,
+            knows_dispatch=True,
             split=self._split,
             skip=[] if skip is None else [skip],
         )

@@ -256,7 +256,7 @@ def _ranks_problems(config: Config) -> Iterator[Problem]:
         yield ("strategy", "balance"), message
     if strategy.group_size is not None:
         yield ("strategy", "group_size"), "ranks that are not alike share all work: leave one of the two out"
-    yield from _speed_problems(given)
+    yield from _speed_problems(given, dispatched=strategy.encoder_placement == "dispatch")
     if ranks.sequences is not None:
         speeds = ranks.llm or ranks.encoder or [1.0] * size
         room = sum(most for most, speed in zip(ranks.sequences, speeds, strict=True) if speed > 0)
@@ -275,7 +275,7 @@ _LEAST_SPEED = 1e-6
 """Of the fastest rank's speed. A slower one would get nothing: times would be told in nine digits."""
 
 
-def _speed_problems(given: Mapping[str, list[float]]) -> Iterator[Problem]:
+def _speed_problems(given: Mapping[str, list[float]], *, dispatched: bool) -> Iterator[Problem]:
     for name in ("llm", "encoder"):
         values, place = given.get(name), ("strategy", "ranks", name)
         if values is None:
@@ -287,12 +287,12 @@ def _speed_problems(given: Mapping[str, list[float]]) -> Iterator[Problem]:
             if 0 < speed < _LEAST_SPEED * top:
                 message = f"rank {rank} has speed {speed:g} beside {top:g}; write 0, and it gets nothing"
                 yield (*place, rank), message
-    if "llm" in given and "encoder" in given:
+    if "llm" in given and "encoder" in given and not dispatched:
         for rank, (llm, encoder) in enumerate(zip(given["llm"], given["encoder"], strict=True)):
             if (llm == 0) != (encoder == 0):
                 message = (
                     f"rank {rank} is at {llm:g} in llm and at {encoder:g} in encoder; a rank encodes what it "
-                    "trains on: use 0 in both, or in none"
+                    "trains on: use 0 in both, or in none, or encoder_placement: dispatch"
                 )
                 yield ("strategy", "ranks"), message
                 return

@@ -18,7 +18,10 @@ from dataloader_svc.errors import ConfigError
 
 Problem = tuple[tuple[str | int, ...], str]
 
-_BESIDE = ("function", "calibrate", "mode", "wait", "ranks", "remedies", "remedy_gain")
+_BESIDE = (
+    *("function", "calibrate", "mode", "wait", "ranks", "remedies", "remedy_gain"),
+    *("encoder_placement", "ranks_per_node"),
+)
 """What may stand beside a function."""
 
 

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from dataloader_client.batch import FIELDS
 from dataloader_client.wire import ALIGN, Frame
-from dataloader_svc.constructor.collate import Form, bytes_by_rank, bytes_needed, collate
+from dataloader_svc.constructor.collate import Empty, Form, collate
 from dataloader_svc.constructor.core import Rank
+from dataloader_svc.constructor.dispatch import Table, encoded, owners_of
 from dataloader_svc.constructor.segments import PAGE, Arena, Segments
+from dataloader_svc.constructor.sizes import bytes_by_rank, bytes_needed, document_bounds
 from dataloader_svc.constructor.slice import Cut, fields_of_stage, slices
-from dataloader_svc.constructor.step import Bad, StepPlan, gather
+from dataloader_svc.constructor.step import Bad, Samples, StepPlan, gather
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,15 +98,19 @@ def build_step(
     counts, arenas = {}, {}
     served = sorted(dp_ranks)
     kept = bytes_by_rank(plan, frozenset(served), form)[2]
+    table = Table(plan, samples, form) if form.encoder_ranks else None
     for dp in served:
         bound = kept[dp] + _gaps(plan, form)
         arena = None if segments is None else segments.arena(dp, len(served), bound)
         # Uncut arrays of several cp ranks are only what theirs are made of.
         empty = np.empty if arena is None or form.cp > 1 else arena.empty
-        microbatches = collate(plan, samples, dp, form, empty)
+        microbatches = collate(plan, samples, dp, form, empty, table)
+        there: Sequence[list[dict[str, NDArray[Any]]] | None] = [None] * len(microbatches)
+        if table is not None:
+            there = _encoded(plan, samples, table, dp, form, cut, np.empty if arena is None else arena.empty)
         parts = []
-        for microbatch in microbatches:
-            part = slices(microbatch, form, cut)
+        for microbatch, media in zip(microbatches, there, strict=True):
+            part = slices(microbatch, form, cut, media)
             parts.append(part if arena is None else _placed(part, arena))
         for cp in range(form.cp):
             batches[dp, cp] = [part[cp] for part in parts]
@@ -124,6 +130,17 @@ def build_step(
         "end": False,
     }
     return BuiltStep(batches, counts, meta, samples.bad, arenas)
+
+
+def _encoded(
+    plan: StepPlan, samples: Samples, table: Table, dp: int, form: Form, cut: Cut, empty: Empty
+) -> list[list[dict[str, NDArray[Any]]]]:
+    """By microbatch and cp rank of a dp rank: what it encodes."""
+
+    def owners(sequences: Iterable[int]) -> dict[int, NDArray[np.int64]]:
+        return owners_of(document_bounds(plan, samples.second.tolist(), form, sequences), cut, form.cp)
+
+    return encoded(plan, samples, table, dp, form, owners, empty)
 
 
 def _placed(part: list[dict[str, NDArray[Any]]], arena: Arena) -> list[dict[str, NDArray[Any]]]:

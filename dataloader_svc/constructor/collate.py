@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import IGNORED_LABEL, PAD_ID, Layout
-from dataloader_svc.constructor.placeholders import placeholder_bytes
+from dataloader_svc.constructor.dispatch import PIXELS, Awaited, Table
 from dataloader_svc.constructor.ragged import ragged
 from dataloader_svc.constructor.sound import Clips
 from dataloader_svc.constructor.step import AUDIO, KINDS, Samples, StepPlan
 
 Empty = Callable[[Any, Any], NDArray[Any]]
 """(shape, dtype) -> an array to be filled: `numpy.empty`, or one in shared memory."""
-
-PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
-"""Name of a kind's patches in a batch; sound has none (`sound.py`)."""
 
 _PAD_DOCUMENT = -1  # attended to: every row and every flash-attention call needs a token
 _FILLER = -2  # masked by attention_mask; only in the padded layout
@@ -39,7 +36,7 @@ class Form:
     job has preference pairs, so all batches have their fields. `frames_per_token` mel frames are one token; a
     frame is `mel_bins` float32. `to_longest`: padded rows are as long as the longest of their microbatch,
     not as `sequence_length`. `ensure_modality`: a slice without media of a kind that the step has elsewhere
-    gets a placeholder.
+    gets a placeholder. `encoder_ranks`: with `encoder_placement: dispatch` all ranks along dp and cp, else 0.
     """
 
     layout: Layout
@@ -52,6 +49,7 @@ class Form:
     frames_per_token: int = 4
     to_longest: bool = False
     ensure_modality: bool = False
+    encoder_ranks: int = 0
 
     @property
     def multiple(self) -> int:
@@ -104,10 +102,17 @@ class _Segments:
 
 
 def collate(
-    plan: StepPlan, samples: Samples, dp_rank: int, form: Form, empty: Empty = np.empty
+    plan: StepPlan,
+    samples: Samples,
+    dp_rank: int,
+    form: Form,
+    empty: Empty = np.empty,
+    table: Table | None = None,
 ) -> list[Microbatch]:
     """A dp rank's microbatches of the step, the same number on every rank. Arrays are views of one
     allocation a field; those of the large fields are made by `empty`.
+
+    table   of the step's media, where they may be encoded elsewhere: they are left out then (`dispatch.py`)
     """
     segments = _lay_out(plan, samples.second.tolist(), dp_rank, form)
     ends = np.cumsum(segments.length)
@@ -117,12 +122,19 @@ def collate(
         tokens |= _mask_fields(segments)
     pairs = _Pairs(segments, samples, starts) if form.pairs else None
     spans = _span_fields(plan, segments, starts)
-    media: dict[str, _Media | Clips] = {
-        kind: _Media(number, segments, samples, starts, form, empty)
-        for number, kind in enumerate(KINDS)
-        if kind in PIXELS
-    }
-    media["audio"] = _clips(segments, samples, starts, form)
+    media: dict[str, _Media | Clips | Awaited]
+    if table is None:
+        media = {
+            kind: _Media(number, segments, samples, starts, form, empty)
+            for number, kind in enumerate(KINDS)
+            if kind in PIXELS
+        }
+        media["audio"] = _clips(segments, samples, starts, form)
+    else:
+        media = {
+            kind: Awaited(kind, table, *_media_of(number, segments, samples, starts))
+            for number, kind in enumerate(KINDS)
+        }
     presence = samples.presence
     out = []
     for number, (low, high) in enumerate(zip(segments.bounds, segments.bounds[1:], strict=False)):
@@ -333,66 +345,4 @@ class _Media:
         return fields
 
 
-def bytes_needed(plan: StepPlan, dp_ranks: frozenset[int], form: Form) -> tuple[int, int]:
-    """(bytes while building, bytes kept) that building a step for these dp ranks takes at most.
-
-    Known before anything is fetched. With cp > 1 a medium may be wanted by every cp rank.
-    """
-    everything, uncut, kept = bytes_by_rank(plan, dp_ranks, form)
-    return everything + sum(uncut.values()), sum(kept.values())
-
-
-def bytes_by_rank(
-    plan: StepPlan, dp_ranks: frozenset[int], form: Form
-) -> tuple[int, dict[int, int], dict[int, int]]:
-    """The same: bytes of the whole step while it is built; beside them, by dp rank; and kept, by dp rank."""
-    # Kept a token: ids, labels, positions 8 each, weight 4, mask 8, document 4, cp_index 4; a placeholder
-    # adds index and position, 8 each, and on every cp rank a frame, which has one at least, its time, and a
-    # clip of sound, which has one at least, its length.
-    # Built from: ids 4, targets 1, twice for the masked copy.
-    # A pair has a second document and its bounds, 16 bytes, and a number for each token, 4.
-    per_token, per_piece, fetched = 44, 48, 6
-    if form.pairs:
-        per_token, per_piece = per_token + 4, per_piece + 16
-    num_bytes = plan.patches * form.pixel_width + plan.frames * 4 * form.mel_bins
-    indexed = plan.patches // form.merge**2 * (16 + 4 * form.cp)
-    indexed += plan.frames // form.frames_per_token * (16 + 8 * form.cp)
-    ranks = np.array(sorted(dp_ranks), np.int64)
-    size = max(int(plan.dp_rank.max(initial=0)), int(ranks.max(initial=0))) + 1
-
-    def of_ranks(by_sequence: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sums by rank; exact, below 2^53."""
-        sums: NDArray[np.int64] = np.bincount(plan.dp_rank, by_sequence, size).astype(np.int64)[ranks]
-        return sums
-
-    low, high = plan.sequence_offsets[:-1], plan.sequence_offsets[1:]
-    totals = [np.concatenate(([0], np.cumsum(column))) for column in (num_bytes, indexed)]
-    payload, placeholders = (of_ranks(total[high] - total[low]) for total in totals)
-    pieces = of_ranks(high - low + 2)
-    # An empty microbatch still has its padding.
-    tokens = of_ranks(_padded(plan, form)) + plan.num_microbatches * form.padded(0)
-    uncut = tokens * per_token + payload + placeholders if form.cp > 1 else tokens
-    kept = tokens * per_token + pieces * per_piece + payload * form.cp + placeholders
-    if form.ensure_modality:
-        kept += placeholder_bytes(form) * plan.num_microbatches * form.cp
-    everything = int(plan.length.sum()) * fetched + int(num_bytes.sum())
-    names = ranks.tolist()
-    uncut_of, kept_of = (dict(zip(names, column.tolist(), strict=True)) for column in (uncut, kept))
-    return everything, uncut_of, kept_of
-
-
-def _padded(plan: StepPlan, form: Form) -> NDArray[np.int64]:
-    """(N,) length of each sequence with its padding, as `Form.padded`."""
-    tokens = plan.sequence_tokens
-    if form.layout == "padded" and form.to_longest:
-        spot = plan.dp_rank * plan.num_microbatches + plan.microbatch
-        longest = np.zeros(int(spot.max(initial=0)) + 1, np.int64)
-        np.maximum.at(longest, spot, tokens)
-        tokens = np.maximum(tokens, longest[spot])
-    elif form.layout == "padded":
-        tokens = np.maximum(tokens, form.sequence_length)
-    padded: NDArray[np.int64] = -(-np.maximum(tokens, 1) // form.multiple) * form.multiple
-    return padded
-
-
-__all__ = ["Empty", "Form", "Microbatch", "bytes_by_rank", "bytes_needed", "collate", "ragged"]
+__all__ = ["PIXELS", "Empty", "Form", "Microbatch", "collate", "ragged"]

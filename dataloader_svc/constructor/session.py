@@ -26,11 +26,12 @@ from dataloader_svc.clock import Clock
 from dataloader_svc.config.schema import Config
 from dataloader_svc.constructor import core
 from dataloader_svc.constructor.build import BuiltStep, build_step, step_bytes
-from dataloader_svc.constructor.collate import Form, bytes_needed
+from dataloader_svc.constructor.collate import Form
 from dataloader_svc.constructor.core import Rank, Window
 from dataloader_svc.constructor.peers import Peers
 from dataloader_svc.constructor.readers import Readers, Silent, described
 from dataloader_svc.constructor.segments import Segments
+from dataloader_svc.constructor.sizes import bytes_needed
 from dataloader_svc.constructor.step import Bad, StepPlan, from_placed, with_masked
 from dataloader_svc.errors import (
     ConfigError,
@@ -103,6 +104,9 @@ class Session:
             frames_per_token=config.mel.frames_per_token,
             to_longest=config.pad_to == "longest",
             ensure_modality=config.ensure_modality,
+            encoder_ranks=(
+                self.sizes.dp * self.sizes.cp if config.strategy.encoder_placement == "dispatch" else 0
+            ),
         )
         self._cut = CUTS[config.strategy.context_parallel]
         self._plans: dict[int, _Planned] = {}

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataloader_client.batch import FIELDS
-from dataloader_svc.constructor.collate import PIXELS, Form, Microbatch
+from dataloader_svc.constructor.collate import Form, Microbatch
+from dataloader_svc.constructor.dispatch import PIXELS, received
 from dataloader_svc.constructor.placeholders import with_placeholders
 from dataloader_svc.constructor.ragged import ragged
 from dataloader_svc.constructor.sound import sound_of_slice
@@ -28,12 +29,21 @@ _TOKEN_FIELDS = (
 _STAGES = {field.name: field.stages for field in FIELDS}
 
 
-def slices(microbatch: Microbatch, form: Form, cut: Cut) -> list[dict[str, NDArray[Any]]]:
+def slices(
+    microbatch: Microbatch, form: Form, cut: Cut, encoded: Sequence[dict[str, NDArray[Any]]] | None = None
+) -> list[dict[str, NDArray[Any]]]:
     """Arrays by cp rank. With cp = 1 they are views; else cu_seqlens and spans are shared, the rest copied.
 
-    In the padded layout token fields become (B, L).
+    In the padded layout token fields become (B, L). `encoded`: by cp rank, what media are encoded there,
+    where they need not be those of its tokens (`dispatch.py`).
     """
     rows = len(microbatch.rows) - 1
+    if encoded is not None:
+        indices = [None] if form.cp == 1 else _indices(microbatch, form.cp, cut)
+        return [
+            _shaped(_awaiting(microbatch, index, form) | there, form, rows)
+            for index, there in zip(indices, encoded, strict=True)
+        ]
     if form.cp == 1:
         return [_shaped(dict(microbatch.arrays), form, rows)]
     return [
@@ -72,6 +82,23 @@ def _cut_to(microbatch: Microbatch, index: NDArray[np.int64], form: Form) -> dic
             arrays |= _media_of(kind, whole, index, total, form.merge**2)
     if "audio_features" in whole:
         arrays |= sound_of_slice(whole, index, total, form.frames_per_token)
+    return arrays
+
+
+def _awaiting(microbatch: Microbatch, index: NDArray[np.int64] | None, form: Form) -> dict[str, NDArray[Any]]:
+    """Of a cp rank, with the tokens at `index`, where embeddings come from the ranks that encode."""
+    whole, total = microbatch.arrays, int(microbatch.rows[-1])
+    kinds = [name.removesuffix("_sender") for name in whole if name.endswith("_sender")]
+    media = {f"{kind}_{part}" for kind in kinds for part in ("sender", "position")}
+    arrays = {
+        name: array if index is None or name not in _TOKEN_FIELDS else array[index]
+        for name, array in whole.items()
+        if name not in media
+    }
+    if index is not None:
+        arrays["cp_index"] = index.astype(np.int32)
+    for kind in kinds:
+        arrays |= received(kind, whole, index, total, form.encoder_ranks)
     return arrays
 
 

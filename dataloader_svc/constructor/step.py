@@ -31,6 +31,7 @@ class StepPlan:
     source, epoch, position, block, start, length, patches, frames   (n,) by piece
     loader                (n,) index into `loaders` (addresses) of the preferred holder
     masked                bool (n,) pieces that stay without loss: they come again, repaired, in another step
+    encoder_rank          (n,) which rank encodes its media, dp rank * cp + cp rank; None: those of its tokens
     listings              which shards the epochs are made of that the pieces are of
     """
 
@@ -51,6 +52,7 @@ class StepPlan:
     masked: NDArray[np.bool_]
     loaders: tuple[str, ...]
     listings: tuple[plan_pb2.EpochListing, ...] = ()
+    encoder_rank: NDArray[np.int64] | None = None
 
     @property
     def num_pieces(self) -> int:
@@ -87,7 +89,10 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
     loader = np.array(plan.piece_loader, np.int64)
     offsets = np.array(record.sequence_offsets or [0], np.int64)
     sequences = {name: np.array(getattr(plan, name), np.int64) for name in ("dp_rank", "microbatch")}
-    lengths = {len(column) for column in (*by_piece.values(), loader)}
+    encoder = np.array(plan.encoder_rank, np.int64) if len(plan.encoder_rank) else None
+    lengths = {
+        len(column) for column in (*by_piece.values(), loader, *([] if encoder is None else [encoder]))
+    }
     placed, planned = {len(column) for column in sequences.values()}, len(offsets) - 1
     if lengths != {int(offsets[-1])} or len(placed) != 1 or min(placed) < planned:
         raise PeerError(f"plan of step {plan.step}: columns of pieces or sequences differ in length")
@@ -104,6 +109,7 @@ def from_placed(plan: plan_pb2.PlacedPlan) -> StepPlan:
         masked=masked,
         loaders=tuple(plan.loader),
         listings=tuple(plan.listings),
+        encoder_rank=encoder,
         **by_piece,
         **sequences,
     )

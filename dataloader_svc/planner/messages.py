@@ -69,6 +69,7 @@ def join_response(
             for skip in ahead(start.skips, start.step)
         ),
         wants_losses=config.mixture.adaptive is not None,
+        encoder_placement=config.strategy.encoder_placement,
     )
 
 
@@ -105,6 +106,7 @@ def placed_plan(
         piece_loader=piece_loader,
         metrics=dict(placement.metrics),
         masked=masked,
+        encoder_rank=() if placement.encoder_rank is None else placement.encoder_rank.tolist(),
         generation=session.generation,
         listings=_listings(plan),
         plan_seconds=seconds[0],

@@ -11,6 +11,10 @@ without groups, where that pays (`strategy.remedies`). On each rank microbatches
 that microbatch k costs about the same on all ranks and nobody waits inside a step: dear ones first, or, where
 the mesh has a pipeline, in the middle.
 
+With `strategy.encoder_placement: dispatch` a rank need not encode what it trains on: encoder work is level
+wherever sequences are (`dispatch.py`), so these are placed by the language model's time alone, and of
+placements that take about as long the one is taken for which least has to be encoded elsewhere.
+
 Costs may have been fitted to measured times (`calibration.py`). Then there are such placements by the fit
 too, and only one is taken that gains over arrival order by the configured costs *and* by the fit.
 """
@@ -43,6 +47,7 @@ from dataloader_svc.config.schema import Config
 from dataloader_svc.config.schema.strategy import RemedyName
 from dataloader_svc.errors import MeshError
 from dataloader_svc.planner.costs import MediaCost, llm_cost, media_cost
+from dataloader_svc.planner.dispatch import Dispatch, dispatch, evenly, nearest
 from dataloader_svc.planner.plan import Plan
 from dataloader_svc.planner.ranks import Unlike, counts_allowed, in_rounds
 
@@ -65,6 +70,7 @@ class Strategy:
     """What of the configuration decides where sequences go.
 
     remedies   what a step may be placed without, where that spares `remedy_gain` of its time
+    dispatch   how encoder work is spread; None: where its tokens are
     """
 
     balance: str
@@ -76,6 +82,7 @@ class Strategy:
     ranks: Unlike | None = None
     remedies: tuple[RemedyName, ...] = ()
     remedy_gain: float = 0.0
+    dispatch: Dispatch | None = None
 
     @classmethod
     def of(cls, config: Config, base_dir: Path = Path()) -> Self:
@@ -83,6 +90,8 @@ class Strategy:
         name = known_balancer(config.strategy.balance, base_dir)
         llm, encoder = llm_cost(config, base_dir), media_cost(config, base_dir)
         group_size = config.strategy.group_size
+        dispatched = config.strategy.encoder_placement == "dispatch"
+        sizes = (config.images.merge, config.mel.frames_per_token)
         return cls(
             name,
             config.global_batch.per_microbatch,
@@ -93,6 +102,7 @@ class Strategy:
             ranks=Unlike.of(config.strategy),
             remedies=config.strategy.allowed_remedies,
             remedy_gain=config.strategy.remedy_gain,
+            dispatch=Dispatch(group_size, config.strategy.ranks_per_node, *sizes) if dispatched else None,
         )
 
     @property
@@ -111,7 +121,8 @@ class Placement:
     ones; with equal counts fewer than `dp * per_microbatch`. metrics: see `place`. work: float64 (dp, parts),
     time of each dp rank by the configured costs and speeds: the parts of the language model, then the
     encoders. method: of whose placement it is: the balancer's, `both` phases at once, or `arrival`. remedy:
-    what of `strategy.remedies` was applied.
+    what of `strategy.remedies` was applied. encoder_rank: int64 by piece, which rank encodes its media,
+    dp rank * cp + cp rank; None: those that have its tokens.
     """
 
     dp_rank: NDArray[np.int64]
@@ -120,6 +131,7 @@ class Placement:
     work: NDArray[np.float64]
     method: str
     remedy: RemedyName | None = None
+    encoder_rank: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,10 +145,14 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Phases:
-    """Costs of a step's sequences, float64 (n,) each, by one model; empty ones are behind."""
+    """Costs of a step's sequences, float64 (n,) each, by one model; empty ones are behind.
+
+    level   neighbouring ranks that share their encoder work evenly; 1: each has its own
+    """
 
     llm: NDArray[np.float64]
     encoder: NDArray[np.float64]
+    level: int = 1
 
     def step_time(self, rank: NDArray[np.int64], slow: NDArray[np.float64]) -> float:
         """Predicted time of the step, in the unit of the costs: ranks meet after each phase."""
@@ -145,7 +161,14 @@ class _Phases:
     def times(self, rank: NDArray[np.int64], slow: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2, dp): of each rank, of which `slow` (2, dp) says what a unit of work takes."""
         dp, phases = slow.shape[1], (self.llm[: len(rank)], self.encoder[: len(rank)])
-        return np.stack([loads(phase, rank, dp) for phase in phases]) * slow
+        times = np.stack([loads(phase, rank, dp) for phase in phases]) * slow
+        if self.level > 1:
+            times[1] = evenly(loads(phases[1], rank, dp), slow[1], self.level)
+        return times
+
+    def own(self) -> _Phases:
+        """With encoder work where its tokens are."""
+        return replace(self, level=1)
 
     def least_time(self, slow: NDArray[np.float64]) -> float:
         """Of the step where all ranks are equally busy in both phases."""
@@ -162,17 +185,19 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
     like ranks max / mean); the same with sequences in order of arrival, `..._arrival`; the least that any
     placement of these sequences could have, `..._floor`; and `llm_gap`, dearest rank over the floor, minus 1.
     Of each remedy that the job allows, `remedy_...`: the share of the step's predicted time that it spares,
-    0 where it is not applied. By the configured costs, with or without a fit.
+    0 where it is not applied. By the configured costs, with or without a fit. Where encoder work is
+    dispatched, those of the encoders are what `dispatch` says instead.
     """
     sequences, per_microbatch = plan.num_sequences, strategy.per_microbatch
     if strategy.even:  # empty ones are placed like others
         sequences = num_microbatches(sequences, mesh, per_microbatch) * per_microbatch * mesh.dp
     parts = _work(plan, strategy, sequences)
-    given = _Phases(parts[:, :-1].sum(axis=1), parts[:, -1])
+    level = 1 if strategy.dispatch is None else strategy.dispatch.level(mesh.dp)
+    given = _Phases(parts[:, :-1].sum(axis=1), parts[:, -1], level)
     models = [given]
     if len(factors) == parts.shape[1]:  # else they are of costs that were configured before
         scaled = parts * np.asarray(factors, np.float64)
-        models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1]))
+        models.append(_Phases(scaled[:, :-1].sum(axis=1), scaled[:, -1], level))
     most = _most(strategy, sequences, mesh.dp)
     slow = np.ones((2, mesh.dp)) if strategy.ranks is None else strategy.ranks.slow
     arrival = in_rounds(sequences, most)
@@ -180,7 +205,11 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
     for model in models:
         placements += _candidates(model, sequences, mesh.dp, strategy)
     times = [[model.step_time(each.rank, slow) for each in placements] for model in models]
-    placed = without = placements[no_harm(times)]
+    chosen = no_harm(times)
+    if strategy.dispatch is not None:
+        ranks = [each.rank for each in placements]
+        chosen = nearest(strategy.dispatch, ranks, times, chosen, given.encoder, slow[1])
+    placed = without = placements[chosen]
     if strategy.remedies:
         placed = _with_remedy(models, slow, strategy, without, plan.num_sequences)
     if placed.remedy is not None:
@@ -192,7 +221,16 @@ def place(plan: Plan, mesh: MeshSize, strategy: Strategy, factors: Sequence[floa
     work = np.stack([loads(part[: len(placed.rank)], placed.rank, mesh.dp) for part in parts.T], axis=1)
     work *= np.stack([*[slow[0]] * (parts.shape[1] - 1), slow[1]], axis=1)
     dp_rank, microbatch = _microbatches(models[-1], placed.rank, mesh, per_microbatch)
-    return Placement(dp_rank, microbatch, metrics, work, placed.method, placed.remedy)
+    encoder_rank = None
+    if strategy.dispatch is not None:
+        count, size = plan.num_sequences, np.diff(plan.sequence_offsets)
+        home, turn = (np.repeat(column[:count], size) for column in (dp_rank, microbatch))
+        costs = strategy.encoder.of_pieces(plan.pieces)
+        dispatched = dispatch(strategy.dispatch, plan.pieces, costs, home, turn, slow[1], mesh.cp)
+        encoder_rank = dispatched.rank
+        metrics |= dispatched.metrics
+        work[:, -1] = dispatched.load * slow[1]
+    return Placement(dp_rank, microbatch, metrics, work, placed.method, placed.remedy, encoder_rank)
 
 
 def _microbatches(
@@ -204,7 +242,8 @@ def _microbatches(
     per_rank = number * per_microbatch
     filled = np.concatenate([dp_rank, np.repeat(np.arange(mesh.dp), per_rank - counts)])
     cost = np.zeros(len(filled))
-    cost[: len(dp_rank)] = (model.llm + model.encoder)[: len(dp_rank)]
+    busy = model.llm + model.encoder if model.level == 1 else model.llm
+    cost[: len(dp_rank)] = busy[: len(dp_rank)]
     # By rank, on each rank by falling cost; the i-th of a rank has standing i // per_microbatch. Empty ones,
     # which stand behind, are last among those that cost nothing.
     order = np.lexsort((-cost, filled))
@@ -223,10 +262,11 @@ def _metrics(
 ) -> dict[str, float]:
     """See `place`. `most`: None where all have as many."""
     metrics = {}
-    placed, arrived = given.times(dp_rank, slow), given.times(arrival, slow)
+    placed, arrived = (given.own().times(rank, slow) for rank in (dp_rank, arrival))
     for row, (name, phase) in enumerate((("llm", given.llm), ("encoder", given.encoder))):
         speeds = np.divide(1.0, slow[row], out=np.zeros_like(slow[row]), where=slow[row] > 0)
-        least = floor(phase, len(speeds), speeds=speeds, per_rank=most)
+        caps = most if name == "llm" or given.level == 1 else None  # media are no part of sequences there
+        least = floor(phase, len(speeds), speeds=speeds, per_rank=caps)
         mean = float(phase.sum()) / float(speeds.sum())
         metrics[f"{name}_imbalance"] = float(placed[row].max()) / mean if mean > 0 else 1.0
         metrics[f"{name}_imbalance_arrival"] = float(arrived[row].max()) / mean if mean > 0 else 1.0
@@ -259,6 +299,23 @@ def _candidates(
     if strategy.balance == ARRIVAL:
         return []
     llm, encoder, most = model.llm[:count], model.encoder[:count], _most(strategy, count, dp)
+    if strategy.dispatch is None:
+        return _found(strategy, llm, encoder, most, remedy)
+    found = _found(strategy, llm, np.zeros(count), most, remedy)  # encoders are level wherever sequences go,
+    if strategy.ranks is None:  # and little is dispatched where their own are nearly so
+        found += _found(strategy, llm, encoder, most, remedy)
+    return found
+
+
+def _found(
+    strategy: Strategy,
+    llm: NDArray[np.float64],
+    encoder: NDArray[np.float64],
+    most: NDArray[np.int64],
+    remedy: RemedyName | None,
+) -> list[_Placed]:
+    """Placements by these costs of sequences, (n,), of which each dp rank may get `most` (dp,)."""
+    dp = len(most)
     if strategy.ranks is not None:
         ranks = Ranks(dp, strategy.ranks.speeds, most)
         rank = place_items(np.stack([llm, encoder]), ranks).astype(np.int64)

@@ -286,6 +286,12 @@ class PlannerService:
             raise StateError(
                 f"this service serves job {config.job!r}, not {request.job!r}: check the address"
             )
+        if config.strategy.encoder_placement == "dispatch" and not request.knows_dispatch:
+            named = request.client_version or "unnamed"
+            raise VersionError(
+                f"strategy.encoder_placement is dispatch; the client ({named}) is too old to know media of "
+                "another rank's tokens: upgrade the client, or use own"
+            )
         mesh, brought = asked_mesh(config, request), self._sessions.brought(request)
         if request.session:  # a rank of a session that is over must not begin one
             self._check(int(request.session))

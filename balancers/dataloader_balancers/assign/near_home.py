@@ -1,9 +1,9 @@
 """Encoder work that leaves the rank of its tokens only where that rank has more than its share.
 
 `two_placements` chooses both placements of a step and levels each node anew. Here tokens are placed, and so
-is their encoder work unless that is uneven: what has to be sent is what a rank has above its share, and little
-more. For work that is placed microbatch by microbatch, where ranks meet in an all-to-all, as in OrchMLLM
-(arXiv 2503.23830).
+is their encoder work unless that is uneven: what has to be sent is what a rank has above its share, and
+little more. For work that is placed microbatch by microbatch, where ranks meet in an all-to-all, as in
+OrchMLLM (arXiv 2503.23830).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class EpochListing(_message.Message):
     def __init__(self, source: _Optional[int] = ..., epoch: _Optional[int] = ..., listing: _Optional[_Union[Listing, _Mapping]] = ...) -> None: ...
 
 class PlacedPlan(_message.Message):
-    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds", "masked", "generation", "listings")
+    __slots__ = ("record", "session", "dp_rank", "microbatch", "loader", "piece_loader", "metrics", "end_of_data", "step", "plan_seconds", "probe_wait_seconds", "masked", "generation", "listings", "encoder_rank")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class PlacedPlan(_message.Message):
     MASKED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LISTINGS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_RANK_FIELD_NUMBER: _ClassVar[int]
     record: PlanRecord
     session: int
     dp_rank: _containers.RepeatedScalarFieldContainer[int]
@@ -139,7 +140,8 @@ class PlacedPlan(_message.Message):
     masked: _containers.RepeatedScalarFieldContainer[int]
     generation: int
     listings: _containers.RepeatedCompositeFieldContainer[EpochListing]
-    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., listings: _Optional[_Iterable[_Union[EpochListing, _Mapping]]] = ...) -> None: ...
+    encoder_rank: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, record: _Optional[_Union[PlanRecord, _Mapping]] = ..., session: _Optional[int] = ..., dp_rank: _Optional[_Iterable[int]] = ..., microbatch: _Optional[_Iterable[int]] = ..., loader: _Optional[_Iterable[str]] = ..., piece_loader: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., end_of_data: _Optional[bool] = ..., step: _Optional[int] = ..., plan_seconds: _Optional[float] = ..., probe_wait_seconds: _Optional[float] = ..., masked: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., listings: _Optional[_Iterable[_Union[EpochListing, _Mapping]]] = ..., encoder_rank: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SkippedSteps(_message.Message):
     __slots__ = ("first", "stop", "reason")
@@ -152,7 +154,7 @@ class SkippedSteps(_message.Message):
     def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session", "skip", "knows_skips", "split")
+    __slots__ = ("protocol", "client_version", "job", "mesh", "coords", "state_json", "force", "session", "skip", "knows_skips", "split", "knows_dispatch")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +166,7 @@ class JoinRequest(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     KNOWS_SKIPS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_DISPATCH_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_version: str
     job: str
@@ -175,10 +178,11 @@ class JoinRequest(_message.Message):
     skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
     knows_skips: bool
     split: str
-    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ..., split: _Optional[str] = ...) -> None: ...
+    knows_dispatch: bool
+    def __init__(self, protocol: _Optional[int] = ..., client_version: _Optional[str] = ..., job: _Optional[str] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., coords: _Optional[_Union[_common_pb2.Coords, _Mapping]] = ..., state_json: _Optional[str] = ..., force: _Optional[bool] = ..., session: _Optional[int] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., knows_skips: _Optional[bool] = ..., split: _Optional[str] = ..., knows_dispatch: _Optional[bool] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip", "split", "wants_losses")
+    __slots__ = ("session", "start_step", "mesh", "job", "service_version", "config_digest", "sources", "num_microbatches", "sequence_length", "address", "layout", "patch", "merge", "state_json", "skip", "split", "wants_losses", "encoder_placement")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +200,7 @@ class JoinResponse(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
     WANTS_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     start_step: int
     mesh: _common_pb2.Mesh
@@ -213,4 +218,5 @@ class JoinResponse(_message.Message):
     skip: _containers.RepeatedCompositeFieldContainer[SkippedSteps]
     split: str
     wants_losses: bool
-    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., split: _Optional[str] = ..., wants_losses: _Optional[bool] = ...) -> None: ...
+    encoder_placement: str
+    def __init__(self, session: _Optional[int] = ..., start_step: _Optional[int] = ..., mesh: _Optional[_Union[_common_pb2.Mesh, _Mapping]] = ..., job: _Optional[str] = ..., service_version: _Optional[str] = ..., config_digest: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., num_microbatches: _Optional[int] = ..., sequence_length: _Optional[int] = ..., address: _Optional[str] = ..., layout: _Optional[str] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., state_json: _Optional[str] = ..., skip: _Optional[_Iterable[_Union[SkippedSteps, _Mapping]]] = ..., split: _Optional[str] = ..., wants_losses: _Optional[bool] = ..., encoder_placement: _Optional[str] = ...) -> None: ...

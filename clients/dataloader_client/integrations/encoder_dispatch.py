@@ -2,7 +2,8 @@
 
     embeddings = encode(vision, batch.pixel_values, batch.image_grid_thw, width=4096)
 
-The service balances ranks by whole sequences, and pictures come as these happen to have them. Here the ranks
+For a service that places no encoder work (`strategy.encoder_placement: own`): pictures come as sequences
+happen to have them. One that does sends no pixel twice; `encoder_placement.py` is for that. Here the ranks
 of a group say what they have, come to the same table by the same rule, send patches there and get embeddings
 back, as in DistTrain (arXiv 2408.04275) and OrchMLLM (arXiv 2503.23830). Loss and gradients are those of
 encoding at home. Needs torch, and a process group that knows all-to-all (NCCL, Gloo).
@@ -11,13 +12,14 @@ encoding at home. Needs torch, and a process group that knows all-to-all (NCCL, 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+
+from dataloader_client.integrations.row_exchange import exchange
 
 Ints = NDArray[np.int64]
 Encoder = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -116,7 +118,7 @@ def encode(
     here = np.flatnonzero(where == me)  # by home, then in order: as they come
     received = np.bincount(home[here], patches[here], ranks).astype(np.int64)
     rows = _rows(patches[mine], order)
-    there = _exchange(pixels[torch.from_numpy(rows).to(pixels.device)], sent, received, group)
+    there = exchange(pixels[torch.from_numpy(rows).to(pixels.device)], sent, received, group)
     if len(here):
         made = encoder(there, torch.cat(all_grids)[torch.from_numpy(here).to(grids.device)])
     else:
@@ -127,7 +129,7 @@ def encode(
             f"the encoder made {tuple(made.shape)} of {int(received.sum())} patches; expected one row of "
             f"width {width} for {merge**2} patches"
         )
-    back = _exchange(made, received // merge**2, sent // merge**2, group)
+    back = exchange(made, received // merge**2, sent // merge**2, group)
     rows = _rows(patches[mine] // merge**2, order)
     result: torch.Tensor = back[torch.from_numpy(np.argsort(rows)).to(back.device)]
     return result
@@ -159,38 +161,3 @@ def _rows(lengths: Ints, order: NDArray[np.intp]) -> Ints:
     starts = np.cumsum(lengths) - lengths
     parts = [np.arange(starts[item], starts[item] + lengths[item]) for item in order.tolist()]
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-class _Exchange(torch.autograd.Function):
-    """All-to-all of rows: `sent` (ranks,) of them go to each rank, `received` come. Gradients go back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, sent: Ints, received: Ints, group: dist.ProcessGroup | None
-    ) -> torch.Tensor:
-        ctx.way = (received, sent, group)
-        return _exchanged(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _exchanged(grad, *ctx.way), None, None, None
-
-
-def _exchange(
-    rows: torch.Tensor, sent: Ints, received: Ints, group: dist.ProcessGroup | None
-) -> torch.Tensor:
-    """`_Exchange`, which torch has no types of."""
-    came: torch.Tensor = _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
-    return came
-
-
-def _exchanged(
-    rows: torch.Tensor,
-    sent: Sequence[int] | Ints,
-    received: Sequence[int] | Ints,
-    group: dist.ProcessGroup | None,
-) -> torch.Tensor:
-    came = rows.new_empty((int(np.sum(received)), *rows.shape[1:]))
-    coming, going = ([int(count) for count in counts] for counts in (received, sent))
-    dist.all_to_all_single(came, rows.contiguous(), coming, going, group)
-    return came

@@ -200,6 +200,18 @@ class Strategy(Model):
         description="Balance within groups of that many neighbouring dp ranks, such as those of a node; "
         "sequences stay in the group they came to. None: over all ranks.",
     )
+    encoder_placement: Literal["own", "dispatch"] = Field(
+        default="own",
+        description="Which rank encodes the media of a document. own: those that have its tokens. "
+        "dispatch: the one that has least to encode, if its own has more than its share; its embeddings are "
+        "then sent by the trainer, once a microbatch (docs/dispatch.md). Samples and sequences are the same.",
+    )
+    ranks_per_node: int | None = Field(
+        default=None,
+        gt=0,
+        description="With `encoder_placement: dispatch`, neighbouring dp ranks on one host, between "
+        "which media are moved first. None: all are on one.",
+    )
     remedies: Literal["auto"] | list[RemedyName] = Field(
         default=[],
         description="What a step may be placed without that can't be level otherwise: of those named the one "

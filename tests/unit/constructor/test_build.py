@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_svc.constructor import step as steps
 from dataloader_svc.constructor.build import build_step, step_bytes
-from dataloader_svc.constructor.collate import Form, bytes_by_rank, bytes_needed
+from dataloader_svc.constructor.collate import Form
 from dataloader_svc.constructor.core import Rank
 from dataloader_svc.constructor.segments import Segments
+from dataloader_svc.constructor.sizes import bytes_by_rank, bytes_needed
 from dataloader_svc.testing.scripted_roles import BINS, FRAMES_PER_TOKEN, Script, fetch_frame
 
 

@@ -13,7 +13,8 @@ from dataloader_balancers.context_parallel import CUTS
 from dataloader_client._pb import plan_pb2
 from dataloader_client.batch import FIELDS, check_fields
 from dataloader_svc.constructor import step as steps
-from dataloader_svc.constructor.collate import Form, bytes_needed, collate, ragged
+from dataloader_svc.constructor.collate import Form, collate, ragged
+from dataloader_svc.constructor.sizes import bytes_needed
 from dataloader_svc.constructor.slice import fields_of_stage, slices
 from dataloader_svc.errors import DataError, PeerError
 from dataloader_svc.testing.scripted_roles import Script, fetch_frame

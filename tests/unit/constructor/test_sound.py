@@ -6,7 +6,8 @@ import pytest
 from dataloader_balancers.context_parallel import CUTS
 from dataloader_client.batch import check_fields
 from dataloader_svc.constructor import step as steps
-from dataloader_svc.constructor.collate import Form, bytes_needed, collate
+from dataloader_svc.constructor.collate import Form, collate
+from dataloader_svc.constructor.sizes import bytes_needed
 from dataloader_svc.constructor.slice import slices
 from dataloader_svc.errors import DataError, PeerError
 from dataloader_svc.testing.scripted_roles import (

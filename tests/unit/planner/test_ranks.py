@@ -134,6 +134,7 @@ def test_counts_hold_everything_and_no_more_than_memory(count, caps, size, equal
         ({"ranks": {"llm": [1, float("nan")]}}, "finite number"),
         ({"ranks": {"llm": [1, 1e-9]}}, "rank 1 has speed 1e-09 beside 1; write 0"),
         ({"ranks": {"llm": [1, 0], "encoder": [1, 1]}}, "rank 1 is at 0 in llm and at 1 in encoder"),
+        ({"ranks": {"llm": [1, 0], "encoder": [1, 1]}}, "or encoder_placement: dispatch"),
         ({"ranks": {"llm": [1, 1]}, "balance": "lpt"}, "lpt knows no speeds of ranks: use balance: both"),
         ({"ranks": {"llm": [1, 1]}, "group_size": 2}, "leave one of the two out"),
         ({"ranks": {"llm": [1, 0], "sequences": [9, 40]}}, "room for 9 sequences.* and a step has 24"),
